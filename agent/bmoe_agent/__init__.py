@@ -1,0 +1,1 @@
+"""The phone's side: launch the engine, watch it, sample the kernel, keep the record, serve it."""

@@ -1,0 +1,1 @@
+"""The host's side: reach phones, ingest, store, judge, query and show."""

@@ -1,0 +1,1 @@
+"""Generated from telemetry.proto by proto/generate.sh; not edited."""
