@@ -1,0 +1,47 @@
+"""What every test shares: captures of real engines, hypothesis' pace, and reruns where real processes are started."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+try:
+    import hypothesis
+except ImportError:  # a folder of tests may be run without it
+    pass
+else:
+    hypothesis.settings.register_profile("here", deadline=None, print_blob=True)
+    hypothesis.settings.load_profile("here")
+
+HERE = Path(__file__).resolve().parent
+REAL_PROCESSES = {"integration", "e2e", "faults", "browser"}
+collect_ignore: list[str] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "flaky(reruns): run again on failure (pytest-rerunfailures, where installed)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give tests of real processes two more tries.
+
+    They start servers, agents and engines on a machine whose load nobody controls; a kernel that hands a process no
+    time for seconds is not a fault of the code. A real fault fails three times.
+    """
+    if not config.pluginmanager.hasplugin("rerunfailures"):
+        return
+    for item in items:
+        folder = item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else ""
+        if folder in REAL_PROCESSES and item.get_closest_marker("flaky") is None:
+            item.add_marker(pytest.mark.flaky(reruns=2))
+
+
+@pytest.fixture(scope="session")
+def captures() -> Path:
+    """The folder of real engines' output (BMOE_CAPTURES, else `captures` in a sibling folder), or a skip."""
+    named = os.environ.get("BMOE_CAPTURES")
+    places = [Path(named)] if named else sorted(HERE.parent.parent.glob("*/captures"))
+    for place in places:
+        if place.is_dir():
+            return place
+    pytest.skip("no captures of real engines here: set BMOE_CAPTURES to a folder of them")
