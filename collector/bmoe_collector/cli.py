@@ -1,0 +1,85 @@
+"""The `bmoe` command: a table of commands, and the way from argv to one of them.
+
+In: argv. Out: what the command prints, and an exit code: 0 done, 1 the answer is no, 2 wrong usage, 3 something
+outside failed. Only the module of the command that was named is imported, so help and small commands answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+HERE = "bmoe_collector.commands"
+
+# name: (module in `commands`, what it does). In the order people meet them.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("demo", "one benchmark end to end on this machine, stored and shown"),
+    "pair": ("pairing", "store a phone's secret, so that it answers this host"),
+    "unpair": ("pairing", "forget a phone's secret, here and as the store it keeps records for"),
+    "rotate": ("pairing", "give a phone a new secret"),
+    "devices": ("devices", "phones: what adb sees, what their agents say; names and tags"),
+    "run": ("run", "submit a benchmark or a plan to phones and follow it"),
+    "queue": ("queue", "plans waiting for phones that are away"),
+    "collect": ("collect", "drain phones into the database until stopped"),
+    "watch": ("watch", "all phones, live"),
+    "runs": ("runs", "stored runs, filtered"),
+    "show": ("show", "one run: configuration, speed, memory, cache, verdicts"),
+    "compare": ("comparing", "two sides against each other, or why not"),
+    "judge": ("judging", "compute facts and verdicts again"),
+    "trace": ("traces", "route, compute and I/O traces from a file or a run"),
+    "export": ("export", "runs as a partitioned Parquet dataset"),
+    "import": ("importing", "files of an engine's output into the database"),
+    "events": ("events", "parse an engine's stdout, one object per event"),
+    "db": ("db", "the database itself: upgrade, check, vacuum"),
+}
+
+
+def help_text() -> str:
+    """What `bmoe --help` prints."""
+    width = max(map(len, COMMANDS)) + 2
+    lines = [f"  {name:<{width}}{text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Usage: bmoe COMMAND [ARGUMENTS]",
+            "",
+            "Measure bmoe-cli on phones, keep the record, answer questions about it.",
+            "",
+            *lines,
+            "",
+            "Every command takes --help, --json and --db URL (else BMOE_DB, else SQLite in the user's data directory).",
+            "Exit codes: 0 done, 1 the answer is no, 2 wrong usage, 3 something outside failed.",
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that argv names; return the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments:
+        print(help_text(), file=sys.stderr)
+        return 2
+    if arguments[0] in {"-h", "--help", "help"}:
+        print(help_text())
+        return 0
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"bmoe {version('bmoe-fleet')}")
+        return 0
+    if arguments[0] not in COMMANDS:
+        from difflib import get_close_matches
+
+        near = get_close_matches(arguments[0], COMMANDS, n=1)
+        hint = f" (did you mean `{near[0]}`?)" if near else ""
+        print(f"bmoe: no command `{arguments[0]}`{hint}; `bmoe --help` lists them", file=sys.stderr)
+        return 2
+    try:
+        from bmoe_collector.common import run_command
+    except ImportError as error:
+        print(f"bmoe: {error}: install the host's part with `pip install 'bmoe-fleet[collector]'`", file=sys.stderr)
+        return 3
+    return run_command(f"{HERE}.{COMMANDS[arguments[0]][0]}", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""What every command of `bmoe` shares: its options, how it prints, and how failures become exit codes.
+
+Out: `UserError` (exit 2), `OutsideError` (exit 3), `JsonOption` and `DbOption` for signatures, `emit` for JSON on
+stdout, `say` for people on stderr, `open_db` for the database that --db, BMOE_DB or the default names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from bmoe_collector.store.engine import Store
+
+EXIT_NO, EXIT_USAGE, EXIT_OUTSIDE, EXIT_INTERRUPTED = 1, 2, 3, 130
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print strict ASCII JSON on stdout, messages on stderr.")]
+DbOption = Annotated[
+    str | None,
+    typer.Option("--db", metavar="URL", help="Database: a URL or a SQLite file; else BMOE_DB, else the user's own."),
+]
+
+
+class BmoeError(Exception):
+    """Anything a command gives up on with one message: what, where, what to do."""
+
+    exit_code = EXIT_OUTSIDE
+
+
+class UserError(BmoeError):
+    """The command was used wrongly, or names what is not there."""
+
+    exit_code = EXIT_USAGE
+
+
+class OutsideError(BmoeError):
+    """A phone, a database, a file or another program failed."""
+
+    exit_code = EXIT_OUTSIDE
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as strict JSON can hold it: NaN and infinities None, bytes decoded, paths as text."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode("utf-8", "replace")
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    return str(value)
+
+
+def emit(value: Any) -> None:
+    """Print one JSON document on a line of stdout: strict, ASCII only."""
+    print(json.dumps(plain(value), ensure_ascii=True, allow_nan=False), flush=True)
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal something, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def data_dir() -> Path:
+    """Where the default database and its artifacts live."""
+    from platformdirs import user_data_path
+
+    return user_data_path("bmoe-fleet", appauthor=False)
+
+
+def database_url(db: str | None) -> str:
+    """Return the URL of --db, else of BMOE_DB, else of the user's own SQLite file. A plain path is a SQLite file."""
+    named = db or os.environ.get("BMOE_DB") or ""
+    if not named:
+        folder = data_dir()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutsideError(f"{folder}: {error.strerror}; name a database with --db or BMOE_DB") from None
+        return f"sqlite:///{folder / 'runs.db'}"
+    if "://" not in named:
+        path = Path(named).expanduser().absolute()
+        if not path.parent.is_dir():
+            raise UserError(f"--db {named}: there is no folder {path.parent}")
+        return f"sqlite:///{path}"
+    return named
+
+
+def open_db(db: str | None) -> Store:
+    """Open the database a command was given (see `database_url`)."""
+    from bmoe_collector.store.engine import open_store
+
+    return open_store(database_url(db))
+
+
+def run_command(module: str, arguments: list[str]) -> int:
+    """Import the module of a command, let it register itself and run it; return the exit code."""
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name == module:
+            say(f"bmoe {arguments[0]}: this installation has no such command")
+        else:
+            say(f"bmoe {arguments[0]}: {error}: install it with `pip install 'bmoe-fleet[collector]'`")
+        return EXIT_OUTSIDE
+    app = typer.Typer(
+        name="bmoe", add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
+    )
+    app.callback()(_group)
+    found.register(app)
+    return guarded(app, arguments)
+
+
+def _group() -> None:
+    """Measure bmoe-cli on phones."""
+
+
+def guarded(app: typer.Typer, arguments: list[str]) -> int:
+    """Run the app; turn every way it can end into an exit code and at most one message."""
+    try:
+        code = typer.main.get_command(app).main(arguments, prog_name="bmoe", standalone_mode=False)
+    except BmoeError as error:
+        say(f"bmoe {arguments[0]}: {error}")
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        say("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # whoever read us has what it wanted; stdout must not be flushed again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        return _unexpected(arguments[0], error)
+    return code if isinstance(code, int) else 0
+
+
+def _unexpected(command: str, error: Exception) -> int:
+    show = getattr(error, "show", None)
+    if callable(show) and hasattr(error, "exit_code"):  # click's own usage errors, whichever click typer carries
+        show()
+        return EXIT_USAGE
+    if isinstance(error, typer.Exit):
+        return int(error.exit_code)
+    if isinstance(error, OSError):
+        say(f"bmoe {command}: {error.filename or 'system'}: {error.strerror or error}")
+        return EXIT_OUTSIDE
+    if type(error).__module__.startswith("sqlalchemy"):
+        say(f"bmoe {command}: database: {getattr(error, 'orig', None) or error}; `bmoe db check` may tell more")
+        return EXIT_OUTSIDE
+    import traceback
+
+    traceback.print_exception(error)
+    say(f"bmoe {command}: this is a fault of bmoe itself; the lines above say where")
+    return EXIT_OUTSIDE
