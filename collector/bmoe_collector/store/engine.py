@@ -1,0 +1,232 @@
+"""The way into a database: `open_store(url) -> Store`.
+
+In: an SQLAlchemy URL (`sqlite:///path`, `postgresql+psycopg://...`) or a plain path. Out: a `Store` with transactions
+and bulk writes by the driver's fastest way (`executemany` on tuples, `COPY`).
+
+An empty database is given its tables at once; one that is older or newer than this program is refused with the
+command that helps, because changing a shared database is a person's decision. SQLite runs in WAL with
+`synchronous=FULL`: what is acknowledged to a phone must survive a power cut here (law 2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Table, create_engine, event, inspect, make_url, select, text
+from sqlalchemy.exc import DBAPIError
+
+from bmoe_collector.store import schema
+
+HEAD = "0001"
+"""The newest migration; a test compares it with the folder's."""
+
+
+class StoreError(Exception):
+    """The database cannot be used; the message says which and what to do."""
+
+
+class StoreTooOld(StoreError):
+    """Its tables are of an earlier version: `bmoe db upgrade`."""
+
+
+class StoreTooNew(StoreError):
+    """Its tables are of a later version than this program."""
+
+
+def to_json(value: Any) -> str:
+    """Strict JSON as the JSON columns hold it: non-finite numbers are null, bytes become text."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"), sort_keys=False)
+    except (ValueError, TypeError):
+        return json.dumps(plain(value), allow_nan=False, separators=(",", ":"), sort_keys=False)
+
+
+def plain(value: Any) -> Any:
+    """The value with everything JSON cannot say replaced."""
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, (str, int, bool)):
+        return value
+    return str(value)
+
+
+def view(data: bytes | str) -> str:
+    """Text that both databases can hold: invalid UTF-8 as U+FFFD, NUL shown as U+2400, no lone surrogates."""
+    if isinstance(data, str):
+        data = data.encode("utf-8", "surrogateescape" if not _has_surrogates(data) else "replace")
+    return data.decode("utf-8", "replace").replace("\x00", "␀")
+
+
+def _has_surrogates(value: str) -> bool:
+    return any("\ud800" <= char <= "\udc7f" or "\udd00" <= char <= "\udfff" for char in value)
+
+
+def wall_ns() -> int:
+    """Now, as stored in columns named wall."""
+    return time.time_ns()
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """An open database of the right version."""
+
+    engine: Engine
+    url: str
+    store_id: str
+
+    @property
+    def dialect(self) -> str:
+        """ "sqlite" or "postgresql"."""
+        return self.engine.dialect.name
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that means to write: on SQLite it takes the write lock at its start and waits for it."""
+        with self.engine.connect().execution_options(bmoe_write=True) as connection, connection.begin():
+            yield connection
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that reads: everything in it is of one moment."""
+        with self.engine.connect() as connection, connection.begin():
+            yield connection
+
+    def bulk(self, connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Append rows of plain values (JSON columns already as text) by the driver's fastest way."""
+        bulk(connection, table, columns, rows)
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self.engine.dispose()
+
+
+def bulk(connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Append rows of plain values (JSON columns already as text) by the driver's fastest way."""
+    quoted = ", ".join(f'"{name}"' for name in columns)
+    driver = connection.connection.driver_connection
+    if connection.dialect.name == "sqlite":
+        assert driver is not None
+        marks = ", ".join("?" * len(columns))
+        driver.executemany(f'INSERT INTO "{table.name}" ({quoted}) VALUES ({marks})', rows)  # noqa: S608 - our names
+        return
+    assert driver is not None
+    with driver.cursor() as cursor, cursor.copy(f'COPY "{table.name}" ({quoted}) FROM STDIN') as copy:
+        for row in rows:
+            copy.write_row(row)
+
+
+def normal_url(url: str) -> str:
+    """Accept a path, `sqlite:...`, `postgres://...` and `postgresql://...`; Postgres goes through psycopg 3."""
+    if "://" not in url and not url.startswith("sqlite:"):
+        return f"sqlite:///{os.path.abspath(os.path.expanduser(url))}"
+    for prefix in ("postgres://", "postgresql://"):
+        if url.startswith(prefix):
+            return "postgresql+psycopg://" + url.removeprefix(prefix)
+    return url
+
+
+def make_engine(url: str) -> Engine:
+    """An engine for one of the two databases, with the settings the store relies on."""
+    address = make_url(normal_url(url))
+    kind = address.get_backend_name()
+    if kind == "sqlite":
+        if address.database not in (None, "", ":memory:"):
+            folder = os.path.dirname(os.path.abspath(str(address.database)))
+            os.makedirs(folder, exist_ok=True)
+        engine = create_engine(address, connect_args={"timeout": 60.0})
+        event.listen(engine, "connect", _sqlite_connect)
+        event.listen(engine, "begin", _sqlite_begin)
+        return engine
+    if kind != "postgresql":
+        raise StoreError(f"{address.render_as_string()}: only sqlite and postgresql databases are supported")
+    return create_engine(address, pool_pre_ping=True)
+
+
+def _sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
+    # pysqlite's own transaction handling commits before DDL and hides BEGIN; ours is explicit.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.execute("PRAGMA cache_size=-65536")
+    cursor.execute("PRAGMA busy_timeout=60000")
+    cursor.close()
+
+
+def _sqlite_begin(connection: Connection) -> None:
+    write = connection.get_execution_options().get("bmoe_write")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+def version_of(engine: Engine) -> str | None:
+    """The migration the database stands at; None for an empty one."""
+    with engine.connect() as connection:
+        names = inspect(connection).get_table_names()
+        if "alembic_version" not in names:
+            if names and "runs" in names:
+                raise StoreError(f"{engine.url!r} has tables but no version: it is not one of ours")
+            return None
+        row = connection.execute(text("SELECT version_num FROM alembic_version")).first()
+        return str(row[0]) if row else None
+
+
+def open_store(url: str, *, upgrade_empty: bool = True) -> Store:
+    """Open a database of this version; raise StoreTooOld, StoreTooNew or StoreError (which one, what to do)."""
+    engine = make_engine(url)
+    shown = engine.url.render_as_string()
+    try:
+        found = version_of(engine)
+        if found is None and upgrade_empty:
+            from bmoe_collector.store.migrate import upgrade  # alembic is slow to import and seldom needed
+
+            upgrade(engine)
+            found = version_of(engine)
+    except DBAPIError as error:
+        engine.dispose()
+        raise StoreError(f"cannot open the database {shown}: {_first_line(error)}") from error
+    except BaseException:
+        engine.dispose()
+        raise
+    if found != HEAD:
+        engine.dispose()
+        if found is None:
+            raise StoreTooOld(f"{shown} is empty: run `bmoe db upgrade --db {shown}`")
+        if found < HEAD:
+            raise StoreTooOld(
+                f"{shown} is at version {found}, this program needs {HEAD}: run `bmoe db upgrade --db {shown}`"
+            )
+        raise StoreTooNew(f"{shown} is at version {found}, this program knows {HEAD}: install a newer bmoe-fleet")
+    return Store(engine, normal_url(url), _store_id(engine))
+
+
+def _first_line(error: DBAPIError) -> str:
+    return str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+
+
+def _store_id(engine: Engine) -> str:
+    meta = schema.META
+    with engine.connect() as connection:
+        found = connection.execute(select(meta.c.value).where(meta.c.key == "store_id")).scalar()
+    if found is None:
+        raise StoreError(f"{engine.url!r} has no store id: run `bmoe db check`")
+    return str(found)
+
+
+def new_store_id() -> str:
+    """32 random hex digits."""
+    return secrets.token_hex(16)
