@@ -1,0 +1,210 @@
+"""Text of files under /proc to values. Each function takes the text of one file and returns values by the names of
+`bmoe_proto.kernel.NAMES`; what it cannot read it leaves out. Formats: proc(5), and the kernel's Documentation/filesystems/proc.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+Value = int | float | str | bool | None
+
+_STATUS = {
+    "VmRSS": "rss_kib",
+    "RssAnon": "rss_anon_kib",
+    "RssFile": "rss_file_kib",
+    "RssShmem": "rss_shmem_kib",
+    "VmHWM": "rss_peak_kib",
+    "VmSize": "vm_size_kib",
+    "VmPeak": "vm_peak_kib",
+    "VmLck": "vm_locked_kib",
+    "VmSwap": "swap_kib",
+    "Threads": "threads",
+    "voluntary_ctxt_switches": "voluntary_switches",
+    "nonvoluntary_ctxt_switches": "involuntary_switches",
+}
+# Fields of /proc/<pid>/stat counted from the state letter (field 3 of proc(5)) as 0.
+_STAT = {
+    7: "minflt",
+    9: "majflt",
+    11: "utime_ticks",
+    12: "stime_ticks",
+    16: "nice",
+    19: "start_ticks",
+    36: "last_cpu",
+    39: "blkio_ticks",
+}
+_SYSTEM_KINDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice")
+_SMAPS = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
+
+
+def pairs(text: str) -> Iterator[tuple[str, str]]:
+    """`Key: value` lines."""
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            yield key.strip(), value.strip()
+
+
+def number(text: str) -> int | None:
+    """The whole number a text starts with (`12 kB` is 12), None when there is none."""
+    head = text.split(maxsplit=1)[0] if text.strip() else ""
+    try:
+        return int(head)
+    except ValueError:
+        return None
+
+
+def whole(name: str, text: str) -> dict[str, Value]:
+    """A file that holds one number."""
+    value = number(text)
+    return {} if value is None else {name: value}
+
+
+def snake(name: str) -> str:
+    """`MemAvailable` to `mem_available`, `Active(anon)` to `active_anon`."""
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.replace("(", "_").replace(")", ""))
+    return name.lower()
+
+
+def status(text: str) -> dict[str, Value]:
+    """/proc/<pid>/status: memory in KiB, threads, switches, allowed CPUs."""
+    found: dict[str, Value] = {}
+    for key, value in pairs(text):
+        if key == "State" and value:
+            found["engine_state"] = value[0]
+        elif key == "Cpus_allowed_list":
+            found["cpus_allowed"] = value
+        elif (name := _STATUS.get(key)) and (amount := number(value)) is not None:
+            found[name] = amount
+    return found
+
+
+def stat(text: str) -> dict[str, Value]:
+    """/proc/<pid>/stat. The command's name may hold spaces and brackets: fields are counted after its last bracket."""
+    fields = text[text.rfind(")") + 1 :].split()
+    found: dict[str, Value] = {}
+    for at, name in _STAT.items():
+        if at < len(fields) and (amount := number(fields[at])) is not None:
+            found[name] = amount
+    return found
+
+
+def io(text: str) -> dict[str, Value]:
+    """/proc/<pid>/io: bytes and calls since the process started."""
+    names = {"rchar", "wchar", "syscr", "syscw", "read_bytes", "write_bytes"}
+    return {f"io_{key}": amount for key, value in pairs(text) if key in names and (amount := number(value)) is not None}
+
+
+def schedstat(text: str) -> dict[str, Value]:
+    """/proc/<pid>/schedstat: nanoseconds run, nanoseconds waiting to run, timeslices; of the main thread."""
+    fields = text.split()
+    names = ("run_ns", "run_wait_ns", "timeslices")
+    if len(fields) < len(names) or not all(part.isdigit() for part in fields[:3]):
+        return {}
+    return {name: int(part) for name, part in zip(names, fields, strict=False)}
+
+
+def smaps_rollup(text: str) -> dict[str, Value]:
+    """/proc/<pid>/smaps_rollup: sums over all mappings, in KiB."""
+    return {f"smaps_{snake(key)}_kib": int(amount) for key, amount in _SMAPS.findall(text)}
+
+
+def cgroup(text: str) -> dict[str, Value]:
+    """/proc/<pid>/cgroup, and the cpuset it names where cgroup v1 has one (`4:cpuset:/background`)."""
+    lines = text.split("\n")
+    found: dict[str, Value] = {"cgroup": " ".join(line for line in lines if line)}
+    for line in lines:
+        parts = line.split(":", 2)
+        if len(parts) == 3 and "cpuset" in parts[1].split(","):
+            found["cpuset"] = parts[2]
+    return found
+
+
+def meminfo(text: str) -> dict[str, Value]:
+    """/proc/meminfo, every line: `MemTotal` is mem_total_kib, `Active(file)` mem_active_file_kib."""
+    found: dict[str, Value] = {}
+    for key, value in pairs(text):
+        amount = number(value)
+        if amount is not None and value.endswith("kB"):
+            name = snake(key)
+            found[f"{name if name.startswith('mem_') else 'mem_' + name}_kib"] = amount
+    return found
+
+
+def vmstat(text: str) -> dict[str, Value]:
+    """/proc/vmstat: every counter as vm_<its name>."""
+    found: dict[str, Value] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if value.isdigit():
+            found[f"vm_{key}"] = int(value)
+    return found
+
+
+def system_stat(text: str) -> dict[str, Value]:
+    """/proc/stat: CPU ticks of the whole system by kind, switches, running and blocked tasks."""
+    found: dict[str, Value] = {}
+    names = {
+        "ctxt": "sys_switches",
+        "procs_running": "sys_running",
+        "procs_blocked": "sys_blocked",
+        "btime": "sys_btime_s",
+    }
+    for line in text.splitlines():
+        key, _, rest = line.partition(" ")
+        if key == "cpu":
+            for kind, part in zip(_SYSTEM_KINDS, rest.split(), strict=False):
+                if part.isdigit():
+                    found[f"sys_{kind}_ticks"] = int(part)
+        elif (name := names.get(key)) and (amount := number(rest)) is not None:
+            found[name] = amount
+    return found
+
+
+def cpu_ticks(text: str) -> dict[int, tuple[int, int]]:
+    """/proc/stat per CPU: number to (busy ticks, all ticks) since boot."""
+    found: dict[int, tuple[int, int]] = {}
+    for line in text.splitlines():
+        fields = line.split()
+        if fields and fields[0].startswith("cpu") and fields[0][3:].isdigit() and all(f.isdigit() for f in fields[1:]):
+            ticks = [int(part) for part in fields[1:9]]
+            idle = sum(ticks[3:5])
+            found[int(fields[0][3:])] = (sum(ticks) - idle, sum(ticks))
+    return found
+
+
+def loadavg(text: str) -> dict[str, Value]:
+    """/proc/loadavg."""
+    found: dict[str, Value] = {}
+    for name, part in zip(("load_1m", "load_5m", "load_15m"), text.split(), strict=False):
+        try:
+            found[name] = float(part)
+        except ValueError:
+            continue
+    return found
+
+
+def uptime(text: str) -> dict[str, Value]:
+    """/proc/uptime: seconds since boot."""
+    try:
+        return {"uptime_s": float(text.split(maxsplit=1)[0])}
+    except (IndexError, ValueError):
+        return {}
+
+
+def pressure(what: str, text: str) -> dict[str, Value]:
+    """/proc/pressure/<what>: `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`."""
+    found: dict[str, Value] = {}
+    for line in text.splitlines():
+        kind, *parts = line.split() or [""]
+        for part in parts:
+            key, _, value = part.partition("=")
+            try:
+                if key == "total":
+                    found[f"psi_{what}_{kind}_total_us"] = int(value)
+                elif key.startswith("avg"):
+                    found[f"psi_{what}_{kind}_{key}_pct"] = float(value)
+            except ValueError:
+                continue
+    return found
