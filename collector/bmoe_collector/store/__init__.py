@@ -1,0 +1,1 @@
+"""The database and the artifact store: schema, migrations, opening, loading, finding, retention."""

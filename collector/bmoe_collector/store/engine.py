@@ -33,11 +33,11 @@ class StoreError(Exception):
     """The database cannot be used; the message says which and what to do."""
 
 
-class StoreTooOld(StoreError):
+class StoreTooOldError(StoreError):
     """Its tables are of an earlier version: `bmoe db upgrade`."""
 
 
-class StoreTooNew(StoreError):
+class StoreTooNewError(StoreError):
     """Its tables are of a later version than this program."""
 
 
@@ -67,12 +67,8 @@ def plain(value: Any) -> Any:
 def view(data: bytes | str) -> str:
     """Text that both databases can hold: invalid UTF-8 as U+FFFD, NUL shown as U+2400, no lone surrogates."""
     if isinstance(data, str):
-        data = data.encode("utf-8", "surrogateescape" if not _has_surrogates(data) else "replace")
+        data = data.encode("utf-8", "surrogatepass")
     return data.decode("utf-8", "replace").replace("\x00", "␀")
-
-
-def _has_surrogates(value: str) -> bool:
-    return any("\ud800" <= char <= "\udc7f" or "\udd00" <= char <= "\udfff" for char in value)
 
 
 def wall_ns() -> int:
@@ -90,7 +86,7 @@ class Store:
 
     @property
     def dialect(self) -> str:
-        """ "sqlite" or "postgresql"."""
+        """Name of the database: sqlite or postgresql."""
         return self.engine.dialect.name
 
     @contextlib.contextmanager
@@ -186,7 +182,7 @@ def version_of(engine: Engine) -> str | None:
 
 
 def open_store(url: str, *, upgrade_empty: bool = True) -> Store:
-    """Open a database of this version; raise StoreTooOld, StoreTooNew or StoreError (which one, what to do)."""
+    """Open a database of this version; raise StoreTooOldError, StoreTooNewError or StoreError (which one, what to do)."""
     engine = make_engine(url)
     shown = engine.url.render_as_string()
     try:
@@ -205,12 +201,12 @@ def open_store(url: str, *, upgrade_empty: bool = True) -> Store:
     if found != HEAD:
         engine.dispose()
         if found is None:
-            raise StoreTooOld(f"{shown} is empty: run `bmoe db upgrade --db {shown}`")
+            raise StoreTooOldError(f"{shown} is empty: run `bmoe db upgrade --db {shown}`")
         if found < HEAD:
-            raise StoreTooOld(
+            raise StoreTooOldError(
                 f"{shown} is at version {found}, this program needs {HEAD}: run `bmoe db upgrade --db {shown}`"
             )
-        raise StoreTooNew(f"{shown} is at version {found}, this program knows {HEAD}: install a newer bmoe-fleet")
+        raise StoreTooNewError(f"{shown} is at version {found}, this program knows {HEAD}: install a newer bmoe-fleet")
     return Store(engine, normal_url(url), _store_id(engine))
 
 

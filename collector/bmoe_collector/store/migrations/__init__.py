@@ -1,0 +1,1 @@
+"""Alembic migrations, oldest first; each is frozen once released."""

@@ -1,0 +1,145 @@
+"""Files of runs behind fsspec: content-addressed, zstd, written whole or not at all, verified when read.
+
+In: bytes or a local file. Out: the sha256 of the content, under which it is found again. An object lies at
+`<base>/<first two digits>/<sha256>.zst` as one zstd frame. The same content is stored once, however many runs have it.
+The base is any fsspec URL; a local folder is the default. A name appears only when its bytes are all there: local
+files are written beside their place and renamed, object stores make a name visible when the upload has ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import secrets
+from collections.abc import Iterator
+from typing import IO, Any
+
+import fsspec
+import zstandard
+
+CHUNK = 1 << 20
+LEVEL = 9
+
+
+class ArtifactError(Exception):
+    """An object is missing, damaged or cannot be written; the message says which and where."""
+
+
+class Artifacts:
+    """The artifact store at one fsspec URL (or local path)."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        options = {"auto_mkdir": True} if "://" not in url or url.startswith("file:") else {}
+        self._fs: Any
+        self._fs, root = fsspec.url_to_fs(url, **options)
+        self._root = root.rstrip("/")
+        self._local = "file" in (self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,))
+
+    def path(self, sha256: str) -> str:
+        """Where the content with this hash lies."""
+        return f"{self._root}/{sha256[:2]}/{sha256}.zst"
+
+    def has(self, sha256: str) -> bool:
+        """Whether there is an object of that name (its content is verified when read)."""
+        return bool(self._fs.exists(self.path(sha256)))
+
+    def put(self, data: bytes) -> str:
+        """Store bytes; returns their sha256 (hex)."""
+        return self.put_stream(io.BytesIO(data), hashlib.sha256(data).hexdigest())
+
+    def put_file(self, path: str, sha256: str | None = None) -> str:
+        """Store a local file; with `sha256` (hex) given, refuse content that is not it."""
+        if sha256 is None:
+            with open(path, "rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        with open(path, "rb") as file:
+            return self.put_stream(file, sha256)
+
+    def put_stream(self, source: IO[bytes], sha256: str) -> str:
+        """Store what a stream holds under its hash; raises ArtifactError when the content is not what the hash says."""
+        target = self.path(sha256)
+        if self.has(sha256):
+            return sha256
+        place = f"{target}.{secrets.token_hex(6)}.part" if self._local else target
+        digest = hashlib.sha256()
+        try:
+            if self._local:
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+            with (
+                self._fs.open(place, "wb") as out,
+                zstandard.ZstdCompressor(level=LEVEL).stream_writer(out, closefd=False) as squeeze,
+            ):
+                while chunk := source.read(CHUNK):
+                    digest.update(chunk)
+                    squeeze.write(chunk)
+                if digest.hexdigest() != sha256:
+                    raise ArtifactError(f"content for {sha256[:12]} has sha256 {digest.hexdigest()[:12]}: not stored")
+                squeeze.flush(zstandard.FLUSH_FRAME)
+                if self._local:
+                    out.flush()
+                    os.fsync(out.fileno())
+            if self._local:
+                os.replace(place, target)
+                _sync_folder(os.path.dirname(target))
+        except OSError as error:
+            self._forget(place)
+            raise ArtifactError(f"cannot store {sha256[:12]} in {self.url}: {error}") from error
+        except BaseException:
+            self._forget(place)
+            raise
+        return sha256
+
+    def _forget(self, place: str) -> None:
+        try:
+            if self._fs.exists(place):
+                self._fs.rm(place)
+        except OSError:
+            pass
+
+    def chunks(self, sha256: str) -> Iterator[bytes]:
+        """The content in pieces; raises ArtifactError at the end when it is not what its name says."""
+        digest = hashlib.sha256()
+        try:
+            with (
+                self._fs.open(self.path(sha256), "rb") as file,
+                zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as grow,
+            ):
+                while chunk := grow.read(CHUNK):
+                    digest.update(chunk)
+                    yield chunk
+        except FileNotFoundError as error:
+            raise ArtifactError(f"artifact {sha256} is not in {self.url}") from error
+        except (zstandard.ZstdError, OSError) as error:
+            raise ArtifactError(f"artifact {self.path(sha256)} cannot be read: {error}") from error
+        if digest.hexdigest() != sha256:
+            raise ArtifactError(f"artifact {self.path(sha256)} is damaged: its content has another sha256")
+
+    def get(self, sha256: str) -> bytes:
+        """The content; raises ArtifactError when it is missing or damaged."""
+        return b"".join(self.chunks(sha256))
+
+    def remove(self, sha256: str) -> None:
+        """Take an object away; no error when it is not there."""
+        try:
+            self._fs.rm(self.path(sha256))
+        except FileNotFoundError:
+            pass
+
+    def all(self) -> Iterator[tuple[str, int]]:
+        """Every stored sha256 with its compressed size."""
+        if not self._fs.exists(self._root):
+            return
+        for path, facts in self._fs.find(self._root, detail=True).items():
+            name = path.rsplit("/", 1)[-1]
+            if name.endswith(".zst") and len(name) == 68:
+                yield name.removesuffix(".zst"), int(facts["size"] or 0)
+
+
+def _sync_folder(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
