@@ -1,0 +1,177 @@
+"""The hit rate other cache budgets would have given: LRU, LFU and the offline optimum over the routings of a trace.
+
+The accesses are the trace's own, in the order (turn, phase, step, layer, slot); a dropped routing was never looked up and is
+left out. An entry is one expert of one layer with that layer's bytes. LFU counts an entry's uses while it is resident
+and evicts the least used, the longest unused among equals. The optimum evicts the entry whose next use lies furthest
+away and, like the other two, must take in what it just read (Belady's rule, exact where all entries have one size; with
+several sizes it is a bound only approximately, and a note says so). Memory is the accesses as integers, nothing grows with the budget.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from bmoe_collector.traces.read import Selection, Trace, View
+from bmoe_collector.traces.reuse import layer_bytes
+
+POLICIES = ("lru", "lfu", "opt")
+
+
+def curve(
+    trace: Trace, chosen: Selection, budgets_mib: Sequence[float] = (), policies: Sequence[str] = POLICIES
+) -> View:
+    """One row a budget: hit rate by policy, beside the rate the trace recorded.
+
+    Without `budgets_mib` five budgets are taken: 10, 25, 50, 75 and 100 % of the working set.
+    """
+    frame = chosen.of(trace.frame).filter(pl.col("dropped").fill_null(0) != 1)
+    rows = (
+        frame.sort("turn", "phase", "step", "layer", "slot")
+        .select("layer", "expert", "residency")
+        .collect(engine="streaming")
+    )
+    notes = list(trace.notes())
+    if not rows.height:
+        return View("curve", {"accesses": 0}, [], (*notes, "nothing was looked up in this selection"))
+    sizes_by_layer = layer_bytes(trace)
+    unknown = sorted(layer for layer in rows["layer"].unique().to_list() if not sizes_by_layer.get(layer))
+    if unknown:
+        notes.append(f"bytes of an expert are unknown for layers {unknown}: each counted as one byte")
+    pairs = rows["layer"].cast(pl.Int64).to_numpy() * (1 << 32) + rows["expert"].cast(pl.Int64).to_numpy()
+    unique, ids = np.unique(pairs, return_inverse=True)
+    sizes = [int(sizes_by_layer.get(int(pair >> 32)) or 1) for pair in unique]
+    if len(set(sizes)) > 1:
+        notes.append("layers have experts of several sizes: the offline rule is close to the optimum, not exactly it")
+    accesses = array("q", ids.astype(np.int64).tobytes())
+    working_set = sum(sizes)
+    wanted = [int(mib * 1048576) for mib in budgets_mib] or [
+        working_set * part // 100 for part in (10, 25, 50, 75, 100)
+    ]
+    upcoming = next_uses(ids) if "opt" in policies else array("q")
+    table: list[dict[str, Any]] = []
+    for budget in wanted:
+        row: dict[str, Any] = {"budget_bytes": budget, "budget_mib": budget / 1048576, "share": budget / working_set}
+        for policy in policies:
+            row[policy] = hits(policy, accesses, sizes, budget, upcoming) / len(accesses)
+        table.append(row)
+    served = int((rows["residency"] > 0).sum())
+    facts = {
+        "accesses": len(accesses),
+        "entries": len(sizes),
+        "working_set_bytes": working_set,
+        "compulsory_misses": len(sizes),
+        "recorded_hit_rate": served / len(accesses),
+    }
+    return View("curve", facts, table, tuple(notes))
+
+
+def hits(policy: str, accesses: Sequence[int], sizes: Sequence[int], budget: int, upcoming: Sequence[int] = ()) -> int:
+    """How many accesses find their entry resident."""
+    if policy == "lru":
+        return _lru(accesses, sizes, budget)
+    if policy == "lfu":
+        return _lfu(accesses, sizes, budget)
+    if policy == "opt":
+        return _opt(accesses, sizes, budget, upcoming)
+    raise ValueError(f"no such policy: {policy}")
+
+
+def next_uses(ids: Any) -> array[int]:
+    """For each access the place of the next one to the same entry, or a place past the end."""
+    count = len(ids)
+    order = np.argsort(ids, kind="stable")
+    following = np.full(count, count, dtype=np.int64)
+    same = ids[order[:-1]] == ids[order[1:]]
+    following[order[:-1][same]] = order[1:][same]
+    return array("q", following.tobytes())
+
+
+def _lru(accesses: Sequence[int], sizes: Sequence[int], budget: int) -> int:
+    resident: OrderedDict[int, None] = OrderedDict()
+    touch, evict = resident.move_to_end, resident.popitem
+    free, found = budget, 0
+    for entry in accesses:
+        if entry in resident:
+            found += 1
+            touch(entry)
+            continue
+        size = sizes[entry]
+        if size > budget:
+            continue
+        while free < size:
+            free += sizes[evict(last=False)[0]]
+        resident[entry] = None
+        free -= size
+    return found
+
+
+def _lfu(accesses: Sequence[int], sizes: Sequence[int], budget: int) -> int:
+    uses: dict[int, int] = {}  # of what is resident
+    ranks: dict[int, OrderedDict[int, None]] = {}  # number of uses to entries, longest unused first
+    least, free, found = 1, budget, 0
+    for entry in accesses:
+        used = uses.get(entry)
+        if used is not None:
+            found += 1
+            rank = ranks[used]
+            del rank[entry]
+            if not rank:
+                del ranks[used]
+                if least == used:
+                    least = used + 1
+            uses[entry] = used + 1
+            ranks.setdefault(used + 1, OrderedDict())[entry] = None
+            continue
+        size = sizes[entry]
+        if size > budget:
+            continue
+        while free < size:
+            if least not in ranks:
+                least = min(ranks)
+            rank = ranks[least]
+            gone = rank.popitem(last=False)[0]
+            if not rank:
+                del ranks[least]
+            del uses[gone]
+            free += sizes[gone]
+        uses[entry] = 1
+        ranks.setdefault(1, OrderedDict())[entry] = None
+        least = 1
+        free -= size
+    return found
+
+
+def _opt(accesses: Sequence[int], sizes: Sequence[int], budget: int, upcoming: Sequence[int]) -> int:
+    next_use: dict[int, int] = {}  # of what is resident
+    furthest: list[tuple[int, int]] = []  # (-next use, entry); stale pairs are skipped when popped
+    push, pop = heapq.heappush, heapq.heappop
+    free, found = budget, 0
+    for at, entry in enumerate(accesses):
+        following = upcoming[at]
+        if entry in next_use:
+            found += 1
+            next_use[entry] = following
+            push(furthest, (-following, entry))
+            continue
+        size = sizes[entry]
+        if size > budget:
+            continue
+        while free < size:
+            when, gone = pop(furthest)
+            if next_use.get(gone) == -when:
+                del next_use[gone]
+                free += sizes[gone]
+        next_use[entry] = following
+        push(furthest, (-following, entry))
+        free -= size
+        if len(furthest) > 4 * len(next_use) + 1024:
+            furthest = [(-when, gone) for gone, when in next_use.items()]
+            heapq.heapify(furthest)
+    return found
