@@ -1,0 +1,137 @@
+"""What this host knows by itself: secrets of phones, their sockets' names, addresses of phones without a cable.
+
+In: `BMOE_HOME`, else the user's config directory. Out: a `HostHome`. Everything lies in files of mode 0600 in a folder of mode
+0700; a secret is never printed, logged or put in argv.
+
+    phones/<uuid: 32 hex>.json   {"secret": 64 hex, "socket": abstract name, "addresses": ["host:port", ...]}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bmoe_collector.common import OutsideError, UserError
+
+SECRET_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PairedPhone:
+    """One phone that was paired with this host."""
+
+    uuid: bytes
+    secret: bytes
+    socket: str
+    addresses: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Without the secret: this may end up in a log."""
+        return f"PairedPhone({self.uuid.hex()}, socket={self.socket!r}, addresses={self.addresses})"
+
+
+class HostHome:
+    """The folder; every method reads or writes at once, so several processes see each other's changes."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Use `folder`, else `BMOE_HOME`, else the user's config directory."""
+        if folder is None:
+            named = os.environ.get("BMOE_HOME")
+            if named:
+                folder = Path(named).expanduser().absolute()
+            else:
+                from platformdirs import user_config_path
+
+                folder = user_config_path("bmoe-fleet", appauthor=False)
+        self.folder = folder
+
+    @property
+    def _phones(self) -> Path:
+        return self.folder / "phones"
+
+    def phones(self) -> list[PairedPhone]:
+        """Every paired phone, by uuid. A file that cannot be understood is an `OutsideError` that names it."""
+        try:
+            names = sorted(name for name in os.listdir(self._phones) if re.fullmatch(r"[0-9a-f]{32}\.json", name))
+        except FileNotFoundError:
+            return []
+        return [phone for name in names if (phone := self._read(self._phones / name)) is not None]
+
+    def phone(self, uuid: bytes) -> PairedPhone | None:
+        """The phone with that uuid, if it is paired."""
+        return self._read(self._phones / f"{uuid.hex()}.json")
+
+    def by_socket(self, socket: str) -> PairedPhone | None:
+        """The phone whose agent serves under that abstract socket name, if it is paired."""
+        return next((phone for phone in self.phones() if phone.socket == socket), None)
+
+    def remember(self, phone: PairedPhone) -> None:
+        """Write a phone, replacing what was known of it."""
+        document = {"secret": phone.secret.hex(), "socket": phone.socket, "addresses": list(phone.addresses)}
+        try:
+            self._phones.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.folder.chmod(0o700)
+            path = self._phones / f"{phone.uuid.hex()}.json"
+            temporary = path.with_name(f".{secrets.token_hex(6)}")
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                    json.dump(document, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            raise OutsideError(f"{self.folder}: {error.strerror}; BMOE_HOME names another folder") from None
+
+    def add_address(self, uuid: bytes, address: str) -> None:
+        """Remember where a phone without a cable is reached, the latest first."""
+        phone = self.phone(uuid)
+        if phone is not None and phone.addresses[:1] != (address,):
+            rest = tuple(known for known in phone.addresses if known != address)
+            self.remember(replace(phone, addresses=(address, *rest)[:8]))
+
+    def forget(self, uuid: bytes) -> bool:
+        """Remove a phone and its secret; False when it was not there."""
+        with contextlib.suppress(FileNotFoundError):
+            (self._phones / f"{uuid.hex()}.json").unlink()
+            return True
+        return False
+
+    def _read(self, path: Path) -> PairedPhone | None:
+        try:
+            document: Any = json.loads(path.read_text(encoding="ascii"))
+            secret = bytes.fromhex(document["secret"])
+            if len(secret) != SECRET_BYTES:
+                raise ValueError("the secret is not 64 hex digits")
+            return PairedPhone(
+                bytes.fromhex(path.stem),
+                secret,
+                str(document["socket"]),
+                tuple(str(item) for item in document.get("addresses", [])),
+            )
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise OutsideError(f"{path}: {error}; remove it and pair the phone again") from None
+        except OSError as error:
+            raise OutsideError(f"{path}: {error.strerror}") from None
+
+
+def parse_secret(text: str) -> bytes:
+    """Return the secret a person typed or piped: 64 hex digits, spaces allowed. Never repeats it in a message."""
+    try:
+        secret = bytes.fromhex(re.sub(r"[\s:-]", "", text))
+    except ValueError:
+        secret = b""
+    if len(secret) != SECRET_BYTES:
+        raise UserError("a secret is 64 hex digits, as `bmoe-agent init` printed them")
+    return secret
