@@ -4,6 +4,14 @@ import os
 from pathlib import Path
 
 import pytest
+from support.postgres import (  # noqa: F401 - fixtures
+    empty_url,
+    postgres_empty_url,
+    postgres_server,
+    postgres_template,
+    postgres_url,
+    store_url,
+)
 
 try:
     import hypothesis

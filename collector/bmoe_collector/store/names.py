@@ -57,7 +57,7 @@ SUMMARY_COLUMNS: dict[str, str] = {
 SAMPLE_COLUMNS: dict[str, str] = _all(
     "int",
     "rss_kib rss_anon_kib rss_file_kib swap_kib minflt majflt utime_ticks stime_ticks last_cpu io_read_bytes run_ns"
-    " run_wait_ns mem_available_kib mem_free_kib swap_free_kib",
+    " run_wait_ns mem_available_kib mem_free_kib mem_swap_free_kib",
 )
 
 FACT_COLUMNS: dict[str, str] = {

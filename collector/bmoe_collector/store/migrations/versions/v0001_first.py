@@ -465,7 +465,7 @@ def upgrade() -> None:
         sa.Column("run_wait_ns", sa.BigInteger(), nullable=True),
         sa.Column("mem_available_kib", sa.BigInteger(), nullable=True),
         sa.Column("mem_free_kib", sa.BigInteger(), nullable=True),
-        sa.Column("swap_free_kib", sa.BigInteger(), nullable=True),
+        sa.Column("mem_swap_free_kib", sa.BigInteger(), nullable=True),
         sa.Column("values", sa.JSON(), nullable=False),
         sa.Column("refused", sa.JSON(), nullable=True),
         sa.ForeignKeyConstraint(["run_no"], ["runs.run_no"], name=op.f("fk_samples_run_no"), ondelete="CASCADE"),
