@@ -149,7 +149,7 @@ class Block:
         return frames
 
 
-def encode_raw(run_id: bytes, segment: bytes, first_seq: int, count: int, raw: bytes, level: int = 6) -> bytes:
+def encode_raw(run_id: bytes, segment: bytes, first_seq: int, count: int, raw: bytes) -> bytes:
     """A block of `count` frames already joined as `join_frames` does."""
     if len(run_id) != 16 or len(segment) != 16:
         raise ValueError("a run id and a segment id are 16 bytes")
@@ -157,7 +157,7 @@ def encode_raw(run_id: bytes, segment: bytes, first_seq: int, count: int, raw: b
         raise ValueError(f"a block holds 1 to {MAX_FRAMES} frames, not {count}")
     if len(raw) > MAX_RAW_BYTES:
         raise ValueError(f"{len(raw)} bytes of frames are more than a block's {MAX_RAW_BYTES}")
-    deflate = zlib.compressobj(level, zdict=KERNEL_TEXT)
+    deflate = zlib.compressobj(zdict=KERNEL_TEXT)
     payload = deflate.compress(raw) + deflate.flush()
     codec = ZLIB_DICTIONARY
     if len(payload) >= len(raw):
@@ -203,6 +203,16 @@ def read_block(data: Buffer, offset: int = 0) -> Block:
     if zlib.crc32(payload) != payload_crc:
         raise FramingError(offset, "its payload's checksum is wrong")
     return Block(run_id, segment, first_seq, count, offset, end, codec, raw_bytes, payload)
+
+
+def peek_length(header: bytes) -> int | None:
+    """How long the block with this header is, from its first 68 bytes; None when they are no block's header."""
+    if len(header) < HEADER_BYTES or header[:4] != MAGIC:
+        return None
+    if _CRC.unpack_from(header, 64)[0] != zlib.crc32(header[:64]):
+        return None
+    _, header_bytes, *_, payload_bytes, _ = _HEADER.unpack_from(header)
+    return int(header_bytes + payload_bytes)
 
 
 def scan(data: Buffer, offset: int = 0) -> Iterator[Block]:
