@@ -139,7 +139,7 @@ def fastest_cpus(found: list[pb.CpuFacts]) -> set[int]:
 
 
 def protobuf_implementation() -> str:
-    """ "upb" or "python": what this process's protobuf runs on."""
+    """What this process's protobuf runs on: `upb` or `python`."""
     from google.protobuf.internal import api_implementation
 
     return str(api_implementation.Type())
