@@ -1,0 +1,224 @@
+"""Contamination: what only a run's siblings can show. Rows and facts in, one `contaminated` verdict or none out.
+
+Siblings are runs of the same model on the same phone from the same plan, folder or day. Five signs, from published
+campaigns in which order or device state masqueraded as configuration:
+
+1. major faults per token at least ten times a sibling's with the same policy for the dense weights;
+2. compute per token rising while active experts fall: fewer experts cannot cost more, so the one with fewer is at fault;
+3. one configuration, equal bytes and hit rate, and a time beyond its siblings' spread;
+4. time drifting with the position in the order (a Mann-Kendall test within each configuration, 1 % two-sided);
+5. an entry clearly hotter, clocked lower or with less memory than the siblings'.
+
+Only the cell that is worse is flagged, never the clean one beside it. Runs that are another kind of number (traced,
+unfinished, warm-ups) are no reference for anybody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bmoe_collector.meaning.numbers import known, median, number, spread
+from bmoe_collector.verdicts.rule import Sibling, Verdict, fail
+
+NO_REFERENCE = frozenset({"instrumented", "load_all", "untrustworthy_output", "incomplete"})
+FAULT_FACTOR = 10.0
+FAULT_FLOOR = 0.5
+"""Below half a fault per token a rate is as good as none; ten times it is still single digits."""
+COMPUTE_MARGIN = 0.05
+FEWER_EXPERTS = 0.02
+EQUAL_BYTES = 0.005
+EQUAL_HIT_POINTS = 0.2
+SLOWER = 0.10
+"""A sd of 5 % between runs of one configuration is what phones show when nothing is wrong."""
+DRIFT_RUNS = 6
+DRIFT_Z = 2.576
+DRIFT_SIZE = 0.10
+DRIFT_FLAGGED = 0.05
+HOTTER_C = 10.0
+LOWER_CAP = 0.10
+LESS_MEMORY = 0.25
+
+SAME = (
+    "engine", "streaming", "overlap", "threads", "io_threads", "cache_mb", "cache_auto", "dense_weights", "o_direct",
+    "n_expert_used", "drop_cold_frac", "substitute_lambda", "route_ahead", "prefetch", "spec", "temp", "n_predict",
+    "n_prompt", "session",
+)  # fmt: skip
+"""Facts that make two runs one configuration; `cache_mb` apart under `auto`, where the engine sizes it."""
+
+
+def contaminated(me: Sibling, siblings: Sequence[Sibling]) -> list[Verdict]:
+    """The verdict on `me` among its siblings, with every sign in its evidence."""
+    if me.codes & NO_REFERENCE or me.run.get("unmeasured"):
+        return []
+    others = [
+        sibling
+        for sibling in siblings
+        if sibling.run_id != me.run_id
+        and not sibling.codes & NO_REFERENCE
+        and not sibling.run.get("unmeasured")
+        and bool(sibling.run.get("simulated")) == bool(me.run.get("simulated"))
+        and _same(me.run, sibling.run, "agent_uuid")
+        and _same(me.run, sibling.run, "model_identity")
+    ]
+    signs = [*_faults(me, others), *_compute(me, others), *_time(me, others), *_drift(me, others), *_entry(me, others)]
+    return [fail("contaminated", "; ".join(signs))] if signs else []
+
+
+def _same(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> bool:
+    """True unless both know it and differ."""
+    return mine.get(name) is None or theirs.get(name) is None or mine[name] == theirs[name]
+
+
+def _name(sibling: Sibling) -> str:
+    cell = sibling.run.get("cell")
+    return f"{cell} ({sibling.run_id[:8]})" if cell else sibling.run_id[:8]
+
+
+def configuration(sibling: Sibling) -> tuple[Any, ...]:
+    """What must be equal for two runs to be one configuration."""
+    facts, run = sibling.facts, sibling.run
+    auto = bool(facts.get("cache_auto"))
+    own = tuple(None if name == "cache_mb" and auto else facts.get(name) for name in SAME)
+    return (
+        *own,
+        run.get("prompt_sha256"),
+        tuple(sorted((run.get("labels") or {}).items())) if not run.get("argv") else (),
+    )
+
+
+def _faults(me: Sibling, others: Sequence[Sibling]) -> Iterator[str]:
+    mine = number(me.facts.get("majflt_tok"))
+    if mine is None:
+        return
+    # Another policy for the dense weights faults by design.
+    alike = [
+        other for other in others if all(me.facts.get(k) == other.facts.get(k) for k in ("dense_weights", "streaming"))
+    ]
+    rates = [(rate, other) for other in alike if (rate := number(other.facts.get("majflt_tok"))) is not None]
+    if not rates:
+        return
+    least, who = min(rates, key=lambda pair: pair[0])
+    if mine >= FAULT_FACTOR * max(least, FAULT_FLOOR):
+        yield f"{mine:.1f} major faults per token against {least:.1f} of {_name(who)}"
+
+
+def _compute(me: Sibling, others: Sequence[Sibling]) -> Iterator[str]:
+    mine, width = number(me.facts.get("compute_residual_s_tok")), number(me.facts.get("active_experts"))
+    if mine is None or not width:
+        return
+    wider: dict[float, list[float]] = {}
+    for other in others:
+        alike = all(me.facts.get(key) == other.facts.get(key) for key in ("threads", "overlap", "streaming", "spec"))
+        theirs, their_width = (number(other.facts.get(key)) for key in ("compute_residual_s_tok", "active_experts"))
+        if alike and theirs is not None and their_width and their_width * (1 - FEWER_EXPERTS) > width:
+            wider.setdefault(round(their_width, 3), []).append(theirs)
+    for their_width, costs in sorted(wider.items()):
+        level = median(costs)
+        if level is not None and mine > level * (1 + COMPUTE_MARGIN):
+            yield (
+                f"compute residual {mine:.4f} s/token with {width:g} active experts against {level:.4f} "
+                f"with {their_width:g}"
+            )
+            return
+
+
+def _equal_work(me: Sibling, other: Sibling) -> bool:
+    """Equal bytes read and equal hit rate, as far as both know them; equal unknowns are not equal work."""
+    bytes_of = [number(one.facts.get("read_mib_tok")) for one in (me, other)]
+    hits = [number(one.facts.get("cache_hit_pct")) for one in (me, other)]
+    mine, theirs = bytes_of
+    if mine is None or theirs is None or abs(mine - theirs) > EQUAL_BYTES * max(mine, theirs):
+        return False
+    if (hits[0] is None) != (hits[1] is None):
+        return False
+    return hits[0] is None or hits[1] is None or abs(hits[0] - hits[1]) <= EQUAL_HIT_POINTS
+
+
+def _time(me: Sibling, others: Sequence[Sibling]) -> Iterator[str]:
+    mine = number(me.facts.get("s_tok"))
+    if mine is None:
+        return
+    key = configuration(me)
+    times = known(
+        other.facts.get("s_tok") for other in others if configuration(other) == key and _equal_work(me, other)
+    )
+    level, noise = median(times), spread(times)
+    if len(times) < 2 or not level or noise is None:
+        return
+    if len(times) == 2:
+        noise = abs(times[0] - times[1]) / 1.128  # a range of two, as a standard deviation
+    if mine > max(level * (1 + SLOWER), level + 3 * noise, *times):
+        yield (
+            f"{mine:.4f} s/token against {level:.4f} (spread {noise:.4f}) of {len(times)} siblings of the same "
+            f"configuration with equal bytes and hit rate"
+        )
+
+
+def _position(sibling: Sibling) -> tuple[float, float] | None:
+    """Place in the order: the recorded one of a plan, else the time of the start."""
+    run = sibling.run
+    start = number(run.get("started_wall_ns"))
+    index = number(run.get("cell_index"))
+    if index is not None and run.get("plan_id"):
+        return (index, start or 0.0)
+    return None if start is None else (start, 0.0)
+
+
+def _drift(me: Sibling, others: Sequence[Sibling]) -> Iterator[str]:
+    if me.run.get("plan_id"):
+        others = [other for other in others if other.run.get("plan_id") == me.run.get("plan_id")]
+    cells: dict[tuple[Any, ...], list[tuple[tuple[float, float], float, str]]] = {}
+    for one in (me, *others):
+        place, time = _position(one), number(one.facts.get("s_tok"))
+        if place is not None and time:
+            cells.setdefault(configuration(one), []).append((place, time, one.run_id))
+    score, variance = 0.0, 0.0
+    points: list[tuple[tuple[float, float], float, str]] = []
+    for cell in cells.values():
+        cell.sort()
+        times = [time for _, time, _ in cell]
+        if len(times) < 2:
+            continue
+        level = median(times) or 1.0
+        score += sum((b > a) - (b < a) for at, a in enumerate(times) for b in times[at + 1 :])
+        variance += len(times) * (len(times) - 1) * (2 * len(times) + 5) / 18
+        points.extend((place, time / level, run_id) for place, time, run_id in cell)
+    if len(points) < DRIFT_RUNS or not variance:
+        return
+    z = (score - math.copysign(1, score)) / math.sqrt(variance) if score else 0.0
+    if abs(z) < DRIFT_Z:
+        return
+    points.sort()
+    third = max(len(points) // 3, 1)
+    early, late = (median(time for _, time, _ in part) or 1.0 for part in (points[:third], points[-third:]))
+    if max(early, late) / min(early, late) - 1 < DRIFT_SIZE:
+        return
+    fresh = min(early, late)
+    own = next(time for _, time, run_id in points if run_id == me.run_id) if _is_among(points, me) else None
+    if own is not None and own > fresh * (1 + DRIFT_FLAGGED):
+        way = "slower" if late > early else "faster"
+        yield (
+            f"{len(points)} runs grow {way} with their position in the order ({max(early, late) / fresh - 1:.0%}, "
+            f"z = {z:.1f}), this one by {own / fresh - 1:.0%}"
+        )
+
+
+def _is_among(points: Sequence[tuple[tuple[float, float], float, str]], me: Sibling) -> bool:
+    return any(run_id == me.run_id for _, _, run_id in points)
+
+
+def _entry(me: Sibling, others: Sequence[Sibling]) -> Iterator[str]:
+    def compare(name: str) -> tuple[float, float] | None:
+        mine = number(me.facts.get(name))
+        theirs = known(other.facts.get(name) for other in others)
+        level = median(theirs)
+        return None if mine is None or level is None or len(theirs) < 2 else (mine, level)
+
+    if (pair := compare("entry_cpu_temp_c")) and pair[0] >= pair[1] + HOTTER_C:
+        yield f"entered at {pair[0]:.0f} °C against the siblings' {pair[1]:.0f}"
+    if (pair := compare("entry_clock_cap")) and pair[0] <= pair[1] - LOWER_CAP:
+        yield f"entered with the clock capped at {pair[0]:.0%} against the siblings' {pair[1]:.0%}"
+    if (pair := compare("entry_mem_available_mib")) and pair[0] <= pair[1] * (1 - LESS_MEMORY):
+        yield f"entered with {pair[0]:.0f} MiB available against the siblings' {pair[1]:.0f}"
