@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bmoe_proto.contract.flags import BY_SPELLING
 from bmoe_proto.v1 import telemetry_pb2 as pb
 from google.protobuf import json_format
 
@@ -83,8 +84,6 @@ def check_flags(facts: pb.EngineFacts, flags: Sequence[str], allow_unknown: bool
 
     Values are told from flags by the flag table: a flag this binary's help does not name is refused, whatever the table says.
     """
-    from bmoe_proto.contract import flags as table
-
     offered = flags_of(facts.help_text)
     problems: list[str] = []
     if not offered:
@@ -100,14 +99,15 @@ def check_flags(facts: pb.EngineFacts, flags: Sequence[str], allow_unknown: bool
         if not re.fullmatch(r"--?[A-Za-z][\w-]*", flag):
             problems.append(f"{flag!r} is no flag and belongs to none before it")
             continue
-        known = table.find(flag)
+        known = BY_SPELLING.get(flag)
         takes_value = known.arity > 0 if known else at < len(flags) and not flags[at].startswith("-")
         if takes_value:
             if at >= len(flags):
                 problems.append(f"{flag} needs a value and has none")
                 break
             at += 1
-        if flag not in offered and not allow_unknown:
+        spellings = known.spellings if known else (flag,)
+        if offered.isdisjoint(spellings) and not allow_unknown:
             near = [other for other in sorted(offered) if other.startswith(flag[:6]) and other != flag][:3]
             hint = f" (it has {', '.join(near)})" if near else ""
             problems.append(f"{flag}: this engine ({_first_line(facts.version_text)}) does not take it{hint}")

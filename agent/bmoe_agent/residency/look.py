@@ -19,8 +19,8 @@ from bmoe_agent.residency.mincore import Mapped, MincoreError
 from bmoe_agent.residency.model import Layout
 from bmoe_agent.residency.strata import Estimate, PageRange, Pages, draw, estimate, shares, together
 
-PAGES_A_LOOK = 2048
-_LEAST = 64
+PAGES_A_LOOK = 1024
+_LEAST = 32
 _LEAST_LAYER = 16
 
 _Key = tuple[str, int | None]
