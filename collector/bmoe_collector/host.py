@@ -3,7 +3,8 @@
 In: `BMOE_HOME`, else the user's config directory. Out: a `HostHome`. Everything lies in files of mode 0600 in a folder of mode
 0700; a secret is never printed, logged or put in argv.
 
-    phones/<uuid: 32 hex>.json   {"secret": 64 hex, "socket": abstract name, "addresses": ["host:port", ...]}
+    phones/<uuid: 32 hex>.json   {"secret": 64 hex, "socket": abstract name, "addresses": ["host:port", ...],
+                                  "next_secret": 64 hex while a rotation is under way, else ""}
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from bmoe_proto import proof
 
 from bmoe_collector.common import OutsideError, UserError
 
@@ -30,6 +33,7 @@ class PairedPhone:
     secret: bytes
     socket: str
     addresses: tuple[str, ...] = ()
+    next_secret: bytes = b""
 
     def __repr__(self) -> str:
         """Without the secret: this may end up in a log."""
@@ -73,7 +77,12 @@ class HostHome:
 
     def remember(self, phone: PairedPhone) -> None:
         """Write a phone, replacing what was known of it."""
-        document = {"secret": phone.secret.hex(), "socket": phone.socket, "addresses": list(phone.addresses)}
+        document = {
+            "secret": phone.secret.hex(),
+            "next_secret": phone.next_secret.hex(),
+            "socket": phone.socket,
+            "addresses": list(phone.addresses),
+        }
         try:
             self._phones.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.folder.chmod(0o700)
@@ -117,6 +126,7 @@ class HostHome:
                 secret,
                 str(document["socket"]),
                 tuple(str(item) for item in document.get("addresses", [])),
+                bytes.fromhex(document.get("next_secret", "")),
             )
         except FileNotFoundError:
             return None
@@ -127,11 +137,13 @@ class HostHome:
 
 
 def parse_secret(text: str) -> bytes:
-    """Return the secret a person typed or piped: 64 hex digits, spaces allowed. Never repeats it in a message."""
+    """Return the secret a person typed or piped, in either form agents print. Never repeats it in a message."""
+    plain = re.sub(r"[\s:-]", "", text)
+    if re.fullmatch(r"[0-9a-fA-F]{64}", plain):
+        return bytes.fromhex(plain)
+    if not plain:
+        raise UserError("no secret came: type it at the prompt, or pipe it in")
     try:
-        secret = bytes.fromhex(re.sub(r"[\s:-]", "", text))
-    except ValueError:
-        secret = b""
-    if len(secret) != SECRET_BYTES:
-        raise UserError("a secret is 64 hex digits, as `bmoe-agent init` printed them")
-    return secret
+        return proof.parse_secret(text)
+    except proof.ProofError as error:
+        raise UserError(f"{error}; `bmoe-agent init` on the phone showed it") from None

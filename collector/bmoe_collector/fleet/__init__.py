@@ -1,0 +1,1 @@
+"""Many phones at once: draining, leases, queues, and what is known of each phone now."""

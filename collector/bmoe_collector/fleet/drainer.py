@@ -1,0 +1,320 @@
+"""One phone's thread: hold its lease, follow its agent, commit what comes, acknowledge it, fetch its files.
+
+In: routes to the phone (replaced by the collector when transports come and go), the ingestor. Out: rows in the
+database and `PhoneNow` on the board. Order is law 2's: a batch is committed with its cursor, then acknowledged; a file
+is stored under its sha256, then acknowledged. Any moment is a good one to be killed.
+
+Liveness: the agent says something at least every five seconds. Twelve seconds of silence end the call (a frozen phone
+accepts and never answers), and the phone is shown as frozen until it talks again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from bmoe_proto import calls
+from bmoe_proto.v1 import telemetry_pb2 as pb
+
+from bmoe_collector.common import BmoeError
+from bmoe_collector.fleet.files import FileFetcher
+from bmoe_collector.fleet.phone import PhoneBoard
+from bmoe_collector.ingest import Ingestor
+from bmoe_collector.reach.routes import Reach, Sighting
+from bmoe_collector.reach.states import ClockSeen, state_of, storage_problem
+from bmoe_collector.store import leases
+from bmoe_collector.store.engine import Store
+
+LOG = logging.getLogger("bmoe.fleet")
+
+
+@dataclass(frozen=True, slots=True)
+class Timers:
+    """Every period of the fleet, so that tests can turn time faster."""
+
+    silence_s: float = 12.0
+    lease_s: float = 20.0
+    renew_s: float = 6.0
+    retry_first_s: float = 0.5
+    retry_most_s: float = 15.0
+    look_s: float = 10.0
+    status_s: float = 60.0
+
+
+@dataclass(slots=True)
+class _Requests:
+    """The asking side of a Follow call: an iterator that others put into."""
+
+    waiting: queue.SimpleQueue[pb.FollowRequest | None] = field(default_factory=queue.SimpleQueue)
+
+    def __iter__(self) -> Iterator[pb.FollowRequest]:
+        while (request := self.waiting.get()) is not None:
+            yield request
+
+    def open(self, cursors: list[pb.Cursor], may_acknowledge: bool) -> None:
+        opening = pb.FollowRequest.Open(may_acknowledge=may_acknowledge)
+        getattr(opening, "from").extend(cursors)  # the field's name is a word of Python's
+        self.waiting.put(pb.FollowRequest(open=opening))
+
+    def acknowledge(self, cursor: pb.Cursor) -> None:
+        self.waiting.put(pb.FollowRequest(acknowledge=cursor))
+
+    def close(self) -> None:
+        self.waiting.put(None)
+
+
+class Drainer(threading.Thread):
+    """The thread of one phone; runs until `stop`."""
+
+    def __init__(
+        self,
+        uuid: bytes,
+        store: Store,
+        ingestor: Ingestor,
+        reach: Reach,
+        board: PhoneBoard,
+        holder: str,
+        timers: Timers,
+        connected: Callable[[bytes, calls.AgentClient], None],
+    ) -> None:
+        """`connected` is called with every new client: it submits what is queued for this phone."""
+        super().__init__(name=f"drain-{uuid.hex()[:8]}", daemon=True)
+        self.uuid = uuid
+        self._store = store
+        self._ingestor = ingestor
+        self._reach = reach
+        self._board = board
+        self._holder = holder
+        self._timers = timers
+        self._connected = connected
+        self._files = FileFetcher(store, ingestor, uuid)
+        self._routes: list[Sighting] = []
+        self._routes_changed = threading.Event()
+        self._stop = threading.Event()
+        self._client: calls.AgentClient | None = None
+        self._lease: leases.Lease | None = None
+        self._lease_until = 0.0  # monotonic; ours only before it
+        self._heard = 0.0  # monotonic
+        self._busy = False  # committing: silence is ours, not the phone's
+        self._silent = False
+        self._clock: ClockSeen | None = None
+
+    # ------------------------------------------------------------ told by the collector
+
+    def set_routes(self, routes: list[Sighting]) -> None:
+        """The ways to the phone as they are now."""
+        if routes != self._routes:
+            self._routes = routes
+            self._routes_changed.set()
+
+    def stop(self) -> None:
+        """End soon: what is being committed is committed, the call is dropped."""
+        self._stop.set()
+        self._routes_changed.set()
+        self._drop()
+
+    def tick(self) -> None:
+        """Called about every second by the collector: end a silent call, keep the lease."""
+        now = time.monotonic()
+        if self._client is not None and not self._busy and now - self._heard > self._timers.silence_s:
+            self._silent = True
+            self._drop()
+        if self._lease is not None and now > self._lease_until - self._timers.lease_s + self._timers.renew_s:
+            self._renew()
+
+    # ------------------------------------------------------------ the thread
+
+    def run(self) -> None:
+        """Follow again and again until stopped."""
+        pause_s = self._timers.retry_first_s
+        try:
+            while not self._stop.is_set():
+                self._routes_changed.clear()
+                got_data = False
+                if not self._routes:
+                    self._board.update(self.uuid, state="away", detail="", drained=False)
+                    self._give_back()
+                    self._routes_changed.wait(self._timers.look_s)
+                    continue
+                if not self._renew():
+                    self._stop.wait(min(3.0, self._timers.renew_s))
+                    continue
+                for route in list(self._routes):
+                    if self._stop.is_set():
+                        break
+                    got_data = self._follow(route)
+                    if got_data:
+                        break
+                pause_s = self._timers.retry_first_s if got_data else min(pause_s * 2, self._timers.retry_most_s)
+                self._routes_changed.wait(pause_s)
+        finally:
+            self._give_back()
+
+    def _follow(self, route: Sighting) -> bool:
+        """One connection from its hello to its end; True when anything came over it."""
+        self._silent = False
+        got_data = False
+        try:
+            with contextlib.closing(self._reach.open(route)) as client:
+                self._heard = time.monotonic()
+                self._client = client
+                if self._stop.is_set():
+                    return False
+                got_data = True
+                self._greet(route, client)
+                self._stream(client)
+        except Exception as error:
+            # one phone's trouble, whatever it is, must not end its thread: it is shown, and tried again
+            self._failed(route, error)
+        finally:
+            self._client = None
+        return got_data
+
+    def _greet(self, route: Sighting, client: calls.AgentClient) -> None:
+        hello = client.hello
+        problems = self._clock_problem(hello.clock)
+        status = client.status()
+        if full := storage_problem(status):
+            problems.append(f"storage_full: {full}")
+        self._board.heard(
+            self.uuid,
+            name=status.device.name,
+            where=route.where,
+            state="ready",
+            detail="",
+            doing=status.state,
+            backlog_bytes=status.backlog_bytes,
+            problems=tuple(problems),
+        )
+        for problem in problems:
+            LOG.warning("phone problem", extra={"phone": self.uuid.hex(), "problem": problem})
+        LOG.info("connected", extra={"phone": self.uuid.hex(), "where": route.where, "agent": hello.agent_version})
+        if route.transport is not None and route.transport.is_address:
+            self._reach.host.add_address(self.uuid, route.where)
+        self._connected(self.uuid, client)
+
+    def _stream(self, client: calls.AgentClient) -> None:
+        requests = _Requests()
+        keeps = client.status().kept_for_store
+        may_acknowledge = not keeps or keeps == self._reach.store_id
+        requests.open(list(self._ingestor.cursors(self.uuid)), may_acknowledge)
+        try:
+            for reply in client.follow(iter(requests)):
+                self._heard = time.monotonic()
+                self._busy = True
+                try:
+                    self._handle(client, reply, requests if may_acknowledge else None)
+                finally:
+                    self._heard = time.monotonic()
+                    self._busy = False
+                if self._stop.is_set():
+                    return
+        finally:
+            requests.close()
+
+    def _handle(self, client: calls.AgentClient, reply: pb.FollowReply, requests: _Requests | None) -> None:
+        kind = reply.WhichOneof("say")
+        if kind == "batch":
+            if not self._still_ours():
+                raise LeaseLostError("the lease ran out while this host was busy or asleep")
+            cursor = self._ingestor.blocks(self.uuid, reply.batch.at, reply.batch.blocks)
+            if requests is not None:
+                requests.acknowledge(cursor)
+            self._board.add(self.uuid, batches=1, bytes=len(reply.batch.blocks))
+            self._board.heard(self.uuid, drained=False)
+        elif kind == "heartbeat":
+            beat = reply.heartbeat
+            waiting = self._files.pending()
+            if waiting and beat.state not in {"loading", "measuring"}:
+                self._fetch(client, requests is not None)
+                waiting = self._files.pending()
+            self._board.heard(
+                self.uuid,
+                doing=beat.state,
+                backlog_bytes=beat.backlog_bytes,
+                drained=beat.drained and not waiting,
+            )
+        elif kind == "ended":
+            self._files.expect(reply.ended)
+            self._board.add(self.uuid, runs_ended=1)
+            self._fetch(client, requests is not None)
+            self._board.heard(self.uuid)
+
+    def _fetch(self, client: calls.AgentClient, may_acknowledge: bool) -> None:
+        stored = self._files.fetch(client, may_acknowledge, self._keep_alive)
+        if stored:
+            self._board.add(self.uuid, artifacts=stored)
+
+    def _keep_alive(self) -> None:
+        """Between pieces of a long file: it is ours only while the lease is, and not after `stop`."""
+        if self._stop.is_set() or not self._still_ours():
+            raise LeaseLostError("stopped while a file was fetched")
+
+    def _failed(self, route: Sighting, error: Exception) -> None:
+        if self._stop.is_set():
+            return
+        if self._silent:
+            state, detail = "frozen", f"nothing heard for {self._timers.silence_s:g} s"
+        else:
+            state, detail = state_of(error)
+        before = self._board.get(self.uuid)
+        self._board.update(
+            self.uuid, where=route.where, state=state, detail=detail, drained=False, reconnects=before.reconnects + 1
+        )
+        if before.state != state:
+            known = isinstance(error, BmoeError | calls.CallError | LeaseLostError)
+            LOG.warning(
+                "lost",
+                extra={"phone": self.uuid.hex(), "where": route.where, "state": state, "detail": detail},
+                exc_info=None if known else error,
+            )
+
+    def _clock_problem(self, pair: pb.ClockPair) -> list[str]:
+        seen = ClockSeen.of(pair)
+        jump = self._clock.jump_s(seen) if self._clock is not None else None
+        self._clock = seen
+        return [f"clock_jumped: by {jump:+.1f} s"] if jump is not None else []
+
+    # ------------------------------------------------------------ the lease
+
+    def _renew(self) -> bool:
+        asked = time.monotonic()
+        try:
+            lease = leases.acquire(self._store, f"phone:{self.uuid.hex()}", self._holder, self._timers.lease_s)
+        except Exception as error:
+            # the database may be away for a while; without a lease nothing is drained
+            self._board.update(self.uuid, state="database", detail=str(error))
+            LOG.warning("database", extra={"phone": self.uuid.hex(), "detail": str(error)})
+            return self._still_ours()
+        self._lease = lease
+        if lease is None:
+            held = leases.holder_of(self._store, f"phone:{self.uuid.hex()}")
+            self._board.update(self.uuid, state="held", detail=held.holder if held else "", drained=False)
+            self._lease_until = 0.0
+            return False
+        self._lease_until = asked + self._timers.lease_s
+        return True
+
+    def _still_ours(self) -> bool:
+        return self._lease is not None and time.monotonic() < self._lease_until
+
+    def _give_back(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            # when it cannot be given back it runs out by itself
+            with contextlib.suppress(Exception):
+                leases.release(self._store, lease)
+
+    def _drop(self) -> None:
+        client = self._client
+        if client is not None:
+            client.close()
+
+
+class LeaseLostError(Exception):
+    """This host may not drain the phone any more."""

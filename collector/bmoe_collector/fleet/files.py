@@ -1,0 +1,107 @@
+"""Files of finished runs from one phone: fetched by offset, verified by sha256, stored, then acknowledged.
+
+In: what agents said about ended runs, and what the database still awaits of them. Out: artifacts in the store. A
+broken fetch goes on where it stopped, in a later process too: the part lies under the content's sha256 in
+`<data dir>/partial/`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bmoe_proto import calls
+from bmoe_proto.v1 import telemetry_pb2 as pb
+
+from bmoe_collector.common import data_dir
+from bmoe_collector.ingest import Ingestor
+from bmoe_collector.store.engine import Store
+
+LOG = logging.getLogger("bmoe.fleet")
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """One file that is not here yet."""
+
+    run_id: bytes
+    name: str
+    kind: str
+    size: int
+    sha256: bytes
+
+
+class FileFetcher:
+    """The files of one phone's runs."""
+
+    def __init__(self, store: Store, ingestor: Ingestor, uuid: bytes, folder: Path | None = None) -> None:
+        """`folder` holds parts of files; the user's data directory without one."""
+        self._store = store
+        self._ingestor = ingestor
+        self._uuid = uuid
+        self._folder = folder or data_dir() / "partial"
+        self._awaited: dict[tuple[bytes, str], Awaited] = {}
+
+    def expect(self, ended: pb.FollowReply.Ended) -> None:
+        """Remember the files of a run whose every block was sent."""
+        for facts in ended.artifacts:
+            if not facts.problem or facts.sha256:
+                item = Awaited(ended.run_id, facts.name, facts.kind, facts.size, facts.sha256)
+                self._awaited[item.run_id, item.name] = item
+
+    def pending(self) -> int:
+        """How many files are still to come."""
+        return len(self._awaited)
+
+    def fetch(self, client: calls.AgentClient, may_acknowledge: bool, check: Callable[[], None]) -> int:
+        """Fetch what is awaited; returns how many were stored. `check` may raise to stop between pieces.
+
+        A file the agent does not give now (a cell is being measured) stays awaited.
+        """
+        stored = 0
+        for key, item in list(self._awaited.items()):
+            try:
+                path = self._part(client, item, check)
+            except calls.Refused as error:
+                LOG.info("file waits", extra={"run": item.run_id.hex(), "file": item.name, "why": str(error)})
+                continue
+            if path is None:
+                continue
+            self._ingestor.artifact(item.run_id, item.name, item.kind, path, item.sha256)
+            if may_acknowledge:
+                client.acknowledge_artifact(item.run_id, item.name, item.sha256)
+            path.unlink(missing_ok=True)
+            del self._awaited[key]
+            stored += 1
+        return stored
+
+    def _part(self, client: calls.AgentClient, item: Awaited, check: Callable[[], None]) -> Path | None:
+        """Bring the part on this host to the whole file; None when its content is not what its hash says."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._folder / f"{item.sha256.hex()}-{self._uuid.hex()[:8]}.part"
+        for attempt in (1, 2):
+            with path.open("ab") as file:
+                have = file.tell()
+                if have > item.size:
+                    file.truncate(0)
+                    have = 0
+                if have < item.size:
+                    for chunk in client.fetch(item.run_id, item.name, have):
+                        check()
+                        if chunk.offset != file.tell():
+                            raise calls.CallError(
+                                f"file {item.name}: offset {chunk.offset} came where {file.tell()} was due"
+                            )
+                        file.write(chunk.data)
+            with path.open("rb") as done:
+                digest = hashlib.file_digest(done, "sha256").digest()
+            if digest == item.sha256:
+                return path
+            if path.stat().st_size < item.size:
+                return None  # the stream ended early; the part is kept for the next time
+            LOG.warning("file differs", extra={"run": item.run_id.hex(), "file": item.name, "attempt": attempt})
+            path.unlink()
+        return None
