@@ -150,7 +150,8 @@ class AgentClient:
         self._key = b""
         self._nonce = b""
         self._counter = 0
-        self._channel = grpc.insecure_channel(target, options=CLIENT_OPTIONS)
+        # Serialised here, because proofs are over bytes; the type stubs of gRPC know only of messages.
+        self._channel: Any = grpc.insecure_channel(target, options=CLIENT_OPTIONS)
 
     def __enter__(self) -> Self:
         """Close at the end of a `with`."""
@@ -221,7 +222,7 @@ class AgentClient:
         """Hand over a plan; reasons in `refused` mean that it was not taken."""
         return self._unary("Submit", pb.SubmitRequest(plan=plan), pb.SubmitReply)
 
-    def list(self) -> pb.ListReply:
+    def listing(self) -> pb.ListReply:
         """Plans and runs on the phone."""
         return self._unary("List", pb.ListRequest(), pb.ListReply)
 

@@ -236,6 +236,12 @@ class Spool:
         with self._changed:
             return self._changed.wait_for(lambda: self._generation != generation, timeout_s)
 
+    def wake(self) -> None:
+        """Make every waiting reader look again."""
+        with self._changed:
+            self._generation += 1
+            self._changed.notify_all()
+
     def segments(self, run_id: bytes) -> list[bytes]:
         """The ids of a run's segments in order; none for an unknown run."""
         with self._changed:
