@@ -82,7 +82,7 @@ def parse_metrics(data: bytes) -> MetricsFile:
 
 def is_header(line: str) -> bool:
     """Whether a line is the header of a metrics CSV: the oldest columns are all there."""
-    return line.startswith("step,") and set(OLDEST_METRICS) <= set(line.split(","))
+    return set(OLDEST_METRICS) <= {name.strip() for name in line.split(",")}
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class _Reader:
         )
 
     def _special(self, line: str) -> bool:
-        return not line or line[0] in "# \ts"
+        return not line or line[0] in "# \t" or (line[0].isalpha() and is_header(line))
 
     def _line(self, line: str, number: int) -> None:
         if line.startswith(_SUMMARY):

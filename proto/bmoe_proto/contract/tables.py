@@ -6,12 +6,16 @@ another number of cells are told as problems and left out; a cell that is no num
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bmoe_proto.contract.columns import Table
+
+_INT64 = 1 << 63
+_PLAIN = b"0123456789.,-"
 
 MOST_PROBLEMS = 100
 """How many problems of one file are listed; the rest are counted."""
@@ -53,11 +57,21 @@ def columns_of(
     `numbers`: line number of every row. `wide`: a text column that may hold commas itself.
     """
     width = len(names)
-    # One split of everything is several times faster than a split for every row.
+    if not rows:
+        return {name: [] for name in names}, []
+    split: list[Sequence[str]]
     if all(row.count(",") == width - 1 for row in rows):
-        cells = ",".join(rows).split(",") if rows else []
-        split: list[Sequence[str]] = [cells[at::width] for at in range(width)]
+        # One pass over everything is several times faster than one for every row, and JSON's number reader is twice as
+        # fast as splitting and converting. It knows neither nan nor an empty cell, which go the longer way.
         taken = list(numbers)
+        joined = ",".join(rows)
+        plain = _plain_numbers(joined)
+        if plain is not None:
+            return {
+                name: _settle(name, plain[at::width], taken, table, problems) for at, name in enumerate(names)
+            }, taken
+        cells = joined.split(",")
+        split = [cells[at::width] for at in range(width)]
     else:
         kept, taken = _kept(rows, numbers, names, problems, wide)
         split = [list(column) for column in zip(*kept, strict=True)] if kept else [[] for _ in names]
@@ -94,17 +108,57 @@ def column(name: str, texts: Sequence[str], numbers: Sequence[int], table: Table
         for kind in (int, float):
             values = _all(kind, texts)
             if values is not None:
-                return _finite(values)
+                return _settle(name, values, numbers, table, problems)
         return [text or None for text in texts]
     if known.type == "str":
         return list(texts)
-    kind = int if known.type == "int" else float
-    values = _all(kind, texts)
+    values = _all(int if known.type == "int" else float, texts)
     if values is None:
-        values = [_one(kind, text, name, number, problems) for text, number in zip(texts, numbers, strict=True)]
-    if known.minus_one and -1 in values:
-        values = [None if value == -1 else value for value in values]
-    return _finite(values) if kind is float else values
+        values = [_one(text, name, number, problems) for text, number in zip(texts, numbers, strict=True)]
+    return _settle(name, values, numbers, table, problems)
+
+
+def _plain_numbers(joined: str) -> list[Any] | None:
+    if not joined.isascii() or joined.encode().translate(None, _PLAIN):
+        return None
+    try:
+        found = json.loads(f"[{joined}]")
+    except ValueError:
+        return None
+    return found if isinstance(found, list) else None
+
+
+def _settle(name: str, values: list[Any], numbers: Sequence[int], table: Table, problems: Problems) -> list[Any]:
+    """Numbers as their column promises them: whole or not, unmeasured and not finite as None."""
+    known = table.get(name)
+    kinds = set(map(type, values))
+    if known is None or known.type != "int":
+        if int in kinds and (known is not None or float in kinds):
+            values = [float(value) if value is not None else None for value in values]
+        values = _finite(values)
+        if known is not None and known.minus_one and -1 in values:
+            values = [None if value == -1 else value for value in values]
+        return values
+    if float in kinds or not _fits(values):
+        return [_whole(value, name, number, problems) for value, number in zip(values, numbers, strict=True)]
+    return values
+
+
+def _fits(values: list[Any]) -> bool:
+    """Whether whole numbers all fit 64 bits; a column with gaps is looked at one by one."""
+    try:
+        return not values or (max(values) < _INT64 and min(values) >= -_INT64)
+    except TypeError:
+        return False
+
+
+def _whole(value: float | None, name: str, number: int, problems: Problems) -> int | None:
+    if value is None or not math.isfinite(value):
+        return None
+    if value == int(value) and -_INT64 <= value < _INT64:
+        return int(value)
+    problems.tell(number, f"{name} is no whole number of 64 bits: {value!r:.40}")
+    return None
 
 
 def _all(kind: Callable[[str], Any], texts: Sequence[str]) -> list[Any] | None:
@@ -121,25 +175,15 @@ def _finite(values: list[Any]) -> list[Any]:
             return values
     except (TypeError, OverflowError):
         pass
-    return [
-        value if isinstance(value, int) or (value is not None and math.isfinite(value)) else None for value in values
-    ]
+    return [value if value is None or isinstance(value, int) or math.isfinite(value) else None for value in values]
 
 
-def _one(kind: Callable[[str], Any], text: str, name: str, number: int, problems: Problems) -> Any:
-    try:
-        return kind(text)
-    except ValueError:
-        pass
-    try:
-        value = float(text)
-    except ValueError:
-        if text.strip():
-            problems.tell(number, f"{name} is no number: {text[:40]!r}")
-        return None
-    if not math.isfinite(value):
-        return None
-    if value == int(value):
-        return int(value)
-    problems.tell(number, f"{name} is no whole number: {text[:40]!r}")
+def _one(text: str, name: str, number: int, problems: Problems) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    if text.strip():
+        problems.tell(number, f"{name} is no number: {text[:40]!r}")
     return None
