@@ -39,12 +39,13 @@ def main(argv: list[str] | None = None) -> int:
         complain(str(e))
         return 2
     name = sys.argv[0] or "bmoe-sim"
-    output = Output(settings.copy, [name, *words])
+    output = Output("", [])
     try:
         asked = arguments.info_asked(words, settings)
         if asked:
             output.write(_info(asked, name, settings).encode())
             return 0
+        output = Output(settings.copy, [name, *words])
         options = arguments.parse(words, os.environ, settings)
         return _run(options, settings, output)
     except RefusedError as refused:

@@ -15,7 +15,7 @@ from bmoe_sim import summary as texts
 from bmoe_sim.argv import Options, RefusedError
 from bmoe_sim.burn import Burner
 from bmoe_sim.faults import reach
-from bmoe_sim.memory import Memory
+from bmoe_sim.memory import Memory, anonymous
 from bmoe_sim.output import complain
 from bmoe_sim.router import Router, Routing
 from bmoe_sim.row import Row, Summary
@@ -83,6 +83,12 @@ class Engine:
                 f"bmoe: expert streaming ON  n_expert={self.model.n_expert} o_direct={int(self.model.o_direct)} "
                 f"io_threads={options.io_threads} cache={options.cache_mb} MiB shards={len(self.model.paths)}"
             )
+            cycle_mib = self.model.cycle_bytes(options.n_expert_used) / _MIB
+            if 0 < options.cache_mb < cycle_mib:
+                complain(
+                    f"warning: the cache ({options.cache_mb} MiB) is smaller than one token's routed bytes "
+                    f"({cycle_mib:.0f} MiB): the hit rate will be near zero"
+                )
 
     def _resolve(self) -> None:
         o, model = self.o, self.model
@@ -101,8 +107,6 @@ class Engine:
 
     def _load_dense(self) -> object:
         """Bring the dense weights where the policy wants them; what it returns keeps the memory alive."""
-        import mmap
-
         model, policy = self.model, self.o.dense_weights
         if not self.o.moe_stream or policy == "mmap":
             return None
@@ -110,8 +114,8 @@ class Engine:
             model.touch(model.dense)
             return None
         size = sum(span.size for span in model.dense)
-        anonymous = mmap.mmap(-1, max(size, 1))
-        view = memoryview(anonymous)
+        held = anonymous(max(size, 1))
+        view = memoryview(held)
         at = 0
         fds = [os.open(p, os.O_RDONLY | os.O_CLOEXEC) for p in model.paths]
         for span in model.dense:
@@ -123,7 +127,7 @@ class Engine:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(fd)
         complain(f"bmoe: dense-weights={policy} — {size // _MIB} MiB in {len(model.dense)} anon buffers")
-        return anonymous
+        return held
 
     def _text_seed(self, request: Request) -> str:
         o = self.o

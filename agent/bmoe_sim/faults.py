@@ -9,6 +9,7 @@ import os
 import signal
 import time
 
+from bmoe_sim.memory import anonymous
 from bmoe_sim.output import complain
 from bmoe_sim.settings import Settings
 
@@ -61,6 +62,6 @@ def _no_core() -> None:
 
 
 def _eat(mib: int) -> None:
-    memory = mmap.mmap(-1, mib << 20)
+    memory = anonymous(mib << 20)
     for at in range(0, len(memory), mmap.PAGESIZE):
         memory[at] = 1

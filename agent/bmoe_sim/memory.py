@@ -4,10 +4,16 @@ Comes in: nothing. Goes out: MiB by the contract's names ("Per-token rows", the 
 /proc/self/status and /proc/meminfo; zeros where they cannot be read.
 """
 
+import mmap
 import os
 
 _STATUS = {b"VmRSS": "rss_mib", b"RssAnon": "rss_anon_mib", b"RssFile": "rss_file_mib", b"VmSwap": "swap_mib"}
 _MEMINFO = {b"MemAvailable": "mem_available_mib", b"MemFree": "mem_free_mib", b"SwapFree": "swap_free_mib"}
+
+
+def anonymous(size: int) -> mmap.mmap:
+    """Private anonymous memory (mmap's default is shared, which the kernel counts as shmem and not as RssAnon)."""
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class Memory:

@@ -81,6 +81,10 @@ class Model:
         """Bytes of one expert of a layer, all its projections."""
         return sum(whole.size // self.n_expert for whole in self.experts.get(layer, ()))
 
+    def cycle_bytes(self, n_used: int) -> int:
+        """One token's worst case: the aligned windows of its experts in every layer."""
+        return n_used * sum(sum(s.window[1] for s in self.expert(layer, 0)) for layer in self.moe_layers)
+
     def slot_bytes(self) -> int:
         """Bytes a cache slot needs to take any expert's aligned windows."""
         return max(

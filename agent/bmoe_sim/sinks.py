@@ -128,7 +128,7 @@ class Sinks:
 def preamble(model: Model, o: Options, settings: Settings) -> str:
     """The run-parameter preamble and the header (contract: Run-parameter preamble)."""
     name = os.path.basename(o.model)
-    cycle = sum(sum(s.window[1] for s in model.expert(i, 0)) for i in model.moe_layers) * o.n_expert_used
+    cycle = model.cycle_bytes(o.n_expert_used)
     newer = "" if settings.old else f" cache_cycle_mb={-(-cycle // (1 << 20))}"
     newest = "" if settings.old else f" substitute_lambda={o.substitute:g}"
     return (

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from bmoe_sim.argv import Options
+from bmoe_sim.memory import anonymous
 from bmoe_sim.model import Model, Span
 from bmoe_sim.router import Router, Routing
 
@@ -106,15 +107,15 @@ class Streamer:
         slot = model.slot_bytes()
         self._slot = -(-slot // mmap.PAGESIZE) * mmap.PAGESIZE
         self.slots = options.cache_mb * _MIB // self._slot if options.moe_stream and self._slot else 0
-        self._resident: OrderedDict[tuple[int, int], int] = OrderedDict()  # -> slot; a negative one is unused spec
+        self._resident: OrderedDict[tuple[int, int], int] = OrderedDict()  # -> slot, oldest first
         self._spec: set[tuple[int, int]] = set()
         self._free: list[int] = list(range(self.slots - 1, -1, -1))
         self._seen: set[tuple[int, int]] = set()
         self._lane = 0
         self._last: dict[int, Routing] = {}
         # Reserved at once, touched a slot at a time: resident memory grows as the cache fills, as the engine's does.
-        self._memory = mmap.mmap(-1, self.slots * self._slot) if self.slots else None
-        self._staging = mmap.mmap(-1, self._slot) if self._slot else None
+        self._memory = anonymous(self.slots * self._slot) if self.slots else None
+        self._staging = anonymous(self._slot) if self._slot else None
 
     @property
     def cached(self) -> bool:
@@ -158,7 +159,8 @@ class Streamer:
             if o.route_ahead and self.cached:
                 wanted = self._commit(batch, layer, wanted, router, passed=first or depth < o.route_ahead)
             elif self.cached and o.prefetch and layer in self._last:
-                self._speculate(batch, layer, self._last[layer])
+                # the bet on the token before, as good as the text is steady
+                self._speculate(batch, layer, router.blur(self._last[layer], 0.7, self._rng))
             elif self.cached and o.predict_prefetch:
                 guess = router.blur(wanted[0][1], 0.85, self._rng)[: o.predict_spec_max]
                 self._speculate(batch, layer, guess)

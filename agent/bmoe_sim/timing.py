@@ -64,8 +64,7 @@ class Timing:
         self._drift = 0.0
         self._base_ms = 1000.0 / settings.tok_s
         # what one token reads when everything misses: the yardstick of flash time
-        windows = [sum(s.window[1] for s in model.expert(layer, 0)) for layer in model.moe_layers]
-        self._all_miss = max(1, sum(windows) * max(1, options.n_expert_used))
+        self._all_miss = max(1, model.cycle_bytes(max(1, options.n_expert_used)))
 
     def _factor(self) -> float:
         # An AR(1) in the log: tokens inside a run are correlated, as published runs are (0.11 to 0.50).
