@@ -1,0 +1,150 @@
+"""Waiting for a gate: conditions with a bound, not timers.
+
+In: what is asked, a clock and a way to sleep. Out: a `GateReport`: what was asked, the readings, how long it waited and how it ended:
+
+    held        the condition was met at once (and stayed so for its settle time)
+    waited      it was met after a wait
+    gave_up     the time was over, or the wait was called off
+    unreadable  this phone cannot read it; whether the cell runs is the policy's matter as for gave_up
+
+A condition must hold for `settle_s` on end. With `timeout_s` 0 nothing is waited for: the first reading (or the settle time that it begins)
+decides. A source that answers only sometimes is asked again; only one that never answered is unreadable.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from bmoe_proto.v1 import telemetry_pb2 as pb
+
+from bmoe_agent.gates import baseline
+from bmoe_agent.gates.sources import GATES, Reading, Sources, Told
+from bmoe_agent.roots import Roots
+from bmoe_agent.sampling.observer import boot_ns
+
+COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge, "==": operator.eq}
+POLICIES = ("skip", "run-flagged", "abort")
+READINGS_KEPT = 60
+_SILENT_TRIES = 3
+_SILENT_S = 1.0
+
+
+def problems(ask: pb.GateAsk) -> list[str]:
+    """What is wrong with a gate as asked; empty when nothing is. For the check before a plan is taken."""
+    found: list[str] = []
+    kind = GATES.get(ask.gate)
+    if kind is None:
+        found.append(f"no gate is called {ask.gate!r}: there are {', '.join(GATES)}")
+    elif ask.unit and ask.unit not in {kind.unit, ""}:
+        found.append(f"{ask.gate} is in {kind.unit or 'no unit'}, not in {ask.unit}")
+    if ask.comparison and ask.comparison not in COMPARISONS:
+        found.append(f"{ask.gate}: {ask.comparison!r} is no comparison: there are {', '.join(COMPARISONS)}")
+    if ask.policy and ask.policy not in POLICIES:
+        found.append(f"{ask.gate}: {ask.policy!r} is no policy: there are {', '.join(POLICIES)}")
+    return found
+
+
+class Gates:
+    """All gates of this phone."""
+
+    def __init__(self, roots: Roots, home: Path, told: Told | None = None, sources: Sources | None = None) -> None:
+        self.home = home
+        self.sources = sources or Sources(roots, home, told)
+
+    @property
+    def told(self) -> Told:
+        """Where the service puts what a host tells."""
+        return self.sources.told
+
+    def read(self, gate: str) -> Reading:
+        """Look at one gate now."""
+        return self.sources.read(gate)
+
+    def readable(self) -> tuple[list[str], dict[str, str]]:
+        """Gates this phone can read, and by name why it cannot read the others. Costs no speed probe."""
+        reasons = {gate: self.sources.why_unreadable(gate) for gate in GATES}
+        return [gate for gate, why in reasons.items() if not why], {gate: why for gate, why in reasons.items() if why}
+
+    def record_baseline(
+        self, passes: int = baseline.PASSES, tell: Callable[[int, int], None] | None = None
+    ) -> baseline.Baseline:
+        """Measure and keep this phone's cold baseline. Raises OSError when the home cannot be written."""
+        found = baseline.record(self.read("cpu_temp_c").value, self.read("clock_cap_ratio").value, passes, tell)
+        found.save(self.home)
+        return found
+
+    def wait(
+        self,
+        ask: pb.GateAsk,
+        clock_ns: Callable[[], int] = boot_ns,
+        sleep: Callable[[float], None] = time.sleep,
+        called_off: Callable[[], bool] = lambda: False,
+    ) -> pb.GateReport:
+        """Wait until the condition holds or its time is over. Never raises."""
+        kind = GATES.get(ask.gate)
+        comparison = ask.comparison or (kind.comparison if kind else "<=")
+        report = pb.GateReport(
+            gate=ask.gate,
+            asked=f"{ask.gate} {comparison} {ask.bound:g}",
+            bound=ask.bound,
+            unit=kind.unit if kind else ask.unit,
+            policy=ask.policy or "run-flagged",
+        )
+        if wrong := problems(ask):
+            report.state = "unreadable"
+            report.readings.add(boot_ns=clock_ns(), text="; ".join(wrong))
+            return report
+        holds = COMPARISONS[comparison]
+        every_s = kind.every_s if kind else 1.0
+        began = now = clock_ns()
+        met_since: int | None = None
+        unmet = answered = False
+        silent = 0
+        while True:
+            reading = self.sources.read(ask.gate)
+            _note(report, now, reading)
+            if reading.value is not None:
+                answered, silent = True, 0
+                met = holds(reading.value, ask.bound)
+                unmet |= not met
+                met_since = None if not met else now if met_since is None else met_since
+            else:
+                silent += 1
+                met_since = None
+            now = clock_ns()
+            report.waited_ns = max(0, now - began)
+            if met_since is not None and now - met_since >= ask.settle_s * 1_000_000_000:
+                # Settling alone is no waiting: the condition held from the first reading on.
+                report.state = "waited" if unmet or (silent and not answered) else "held"
+                break
+            left_s = ask.timeout_s - (now - began) / 1e9
+            settling = met_since is not None and not unmet and answered
+            if not answered and silent >= _SILENT_TRIES:
+                report.state = "unreadable"
+                break
+            if called_off() or (left_s <= 0 and not settling):
+                report.state = "gave_up" if answered else "unreadable"
+                break
+            pause_s = _SILENT_S if reading.value is None else every_s
+            if met_since is not None:
+                pause_s = min(pause_s, max(0.05, ask.settle_s - (now - met_since) / 1e9))
+            elif left_s > 0:
+                pause_s = min(pause_s, left_s)
+            sleep(pause_s)
+            now = clock_ns()
+        return report
+
+
+def _note(report: pb.GateReport, at_ns: int, reading: Reading) -> None:
+    """Keep the reading. The first ones and the last are kept; in between every second is dropped when there are too many."""
+    if len(report.readings) >= READINGS_KEPT:
+        kept = [*report.readings[: READINGS_KEPT // 4], *report.readings[READINGS_KEPT // 4 :: 2]]
+        del report.readings[:]
+        report.readings.extend(kept)
+    report.readings.add(boot_ns=at_ns, value=reading.value, text=reading.text)
+    report.source = reading.source or report.source
+    if reading.value is not None:
+        report.last = reading.value
