@@ -1,0 +1,311 @@
+"""One comparison put together: design, counters, terms, speed, texts, and a sentence.
+
+In: two sides. Out: an `Answer` whose `to_json` is what `bmoe compare --json` prints. Counters that do not depend on the
+clock are compared exactly; every other number through `statistics`. Replicates are runs; where a plan interleaved, pairs of one
+block. With one run a side the interval is over its tokens and is marked `within-run`: it is never a resolved effect.
+P-values of secondary metrics are corrected for their number (Holm); the primary one stands alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bmoe_collector.compare.comparable import Judged, judge_sides, lossless
+from bmoe_collector.compare.sides import ComparedRun, Side
+from bmoe_collector.compare.statistics import LEVEL, Effect, holm, paired, pairs_resolve, unpaired, within_run
+from bmoe_collector.meaning.facts import BY_NAME, FACTS
+
+PRIMARY = "tok_s"
+SPEED = ("effective_tok_s", "steady_tok_s", "prefill_tps", "ttft_s", "token_ms_median", "token_ms_p95")
+TERMS = (
+    "bar_cpu_s_tok", "bar_flash_s_tok", "bar_mgmt_s_tok", "bar_unattributed_s_tok", "io_s_tok", "stall_s_tok",
+    "compute_residual_s_tok", "drain_s_tok", "adopt_s_tok", "loop_overhead_s_tok", "read_mib_tok", "majflt_tok", "cpu_s_tok",
+)  # fmt: skip
+SUPPOSED_SD = 0.05  # of single runs on one phone, where nothing better is known (field experience: 4.7 to 5.5 %)
+
+TokenCosts = Callable[[str], Sequence[float]]
+"""Run id to the cost of each of its tokens in ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the result; see design.md, `bmoe compare`."""
+
+    metric: str
+    ratio: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+    resolved: bool
+    smallest_resolvable: float | None
+    runs_needed: int | None
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of the interface."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "why" or self.why}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The whole result."""
+
+    a: Side
+    b: Side
+    comparable: bool
+    answered: bool  # comparable, or forced
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+    design: str
+    n: tuple[int, int]
+    metrics: tuple[Metric, ...]
+    counters: tuple[Mapping[str, Any], ...]
+    texts_equal: bool | None
+    verdict: str
+    label: str = "exploration"
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As printed."""
+        return {
+            "a": {"side": self.a.text, "runs": [run.run_id for run in self.a.runs]},
+            "b": {"side": self.b.text, "runs": [run.run_id for run in self.b.runs]},
+            "comparable": self.comparable,
+            "reasons": list(self.reasons),
+            "notes": list(self.notes),
+            "label": self.label,
+            "design": self.design,
+            "n": list(self.n),
+            "metrics": [metric.to_json() for metric in self.metrics],
+            "counters": [dict(counter) for counter in self.counters],
+            "texts_equal": self.texts_equal,
+            "verdict": self.verdict,
+            **self.extra,
+        }
+
+
+def compare(
+    a: Side,
+    b: Side,
+    costs: TokenCosts,
+    *,
+    force: bool = False,
+    primary: str = PRIMARY,
+    wanted: float | None = None,
+    keep: Callable[[ComparedRun], str | None] | None = None,
+    label: str = "exploration",
+) -> Answer:
+    """Compare B with A. `wanted` is the smallest relative effect that matters, for `runs_needed`."""
+    judged = judge_sides(a, b, keep, force=force)
+    answered = not judged.reasons or (force and not judged.never and bool(judged.a) and bool(judged.b))
+    if not answered:
+        sentence = "refused: " + judged.reasons[0]
+        n = (len(judged.a), len(judged.b))
+        return Answer(a, b, False, False, judged.reasons, judged.notes, "unpaired", n, (), (), None, sentence, label)
+    design, pairs, notes = _design(judged)
+    metrics = _metrics(judged, design, pairs, costs, primary, wanted)
+    counters = tuple(_counters(judged))
+    equal = texts_equal(judged)
+    notes.extend(judged.notes)
+    if equal is False and lossless([*judged.a, *judged.b]):
+        notes.append(
+            "texts differ although nothing here should change them: settings that only change how weights are fetched must give the same greedy text"
+        )
+    n = (len(pairs), len(pairs)) if design == "paired" else (len(judged.a), len(judged.b))
+    sentence = _sentence(design, n, metrics[0], wanted)
+    return Answer(
+        a, b, not judged.reasons, True, judged.reasons, tuple(dict.fromkeys(notes)), design, n, tuple(metrics), counters, equal, sentence, label
+    )  # fmt: skip
+
+
+def _design(judged: Judged) -> tuple[str, list[tuple[list[ComparedRun], list[ComparedRun]]], list[str]]:
+    """How the runs replicate each other, the pairs of a paired design, and what was left out of it."""
+    blocks: dict[tuple[str, int], tuple[list[ComparedRun], list[ComparedRun]]] = {}
+    planned = all(run.run.get("plan_id") and run.run.get("block") is not None for run in (*judged.a, *judged.b))
+    if planned:
+        for at, side in enumerate((judged.a, judged.b)):
+            for run in side:
+                blocks.setdefault((run.run["plan_id"], run.run["block"]), ([], []))[at].append(run)
+        whole = [block for _, block in sorted(blocks.items()) if block[0] and block[1]]
+        lone = sum(len(block[0]) + len(block[1]) for block in blocks.values() if not (block[0] and block[1]))
+        if len(whole) >= 2:
+            said = [f"{lone} runs have no partner in their block and are left out"] if lone else []
+            return "paired", whole, said
+    if min(len(judged.a), len(judged.b)) < 2:
+        return "within-run", [], []
+    return "unpaired", [], []
+
+
+def _metrics(
+    judged: Judged,
+    design: str,
+    pairs: Sequence[tuple[list[ComparedRun], list[ComparedRun]]],
+    costs: TokenCosts,
+    primary: str,
+    wanted: float | None,
+) -> list[Metric]:
+    names = [
+        PRIMARY,
+        *([primary] if primary != PRIMARY else []),
+        *(name for name in (*SPEED, *TERMS) if name != primary),
+    ]
+    if design == "within-run":
+        return [
+            _within(judged, costs, wanted),
+            *(_plain_ratio(judged, name) for name in names[1:] if _both(judged, name)),
+        ]
+    effects: list[tuple[str, Effect | None, str]] = []
+    for name in names:
+        effect, why = _effect(judged, design, pairs, name, wanted if name == primary else None)
+        if effect is not None or name in {PRIMARY, primary}:
+            effects.append((name, effect, why))
+    corrected = holm([effect.p if effect is not None and name != primary else None for name, effect, _ in effects])
+    found = []
+    for (name, effect, why), p in zip(effects, corrected, strict=True):
+        if effect is None:
+            found.append(Metric(name, None, None, None, None, False, None, None, why))
+            continue
+        value = effect.p if name == primary else p
+        resolved = effect.can_resolve and value is not None and value <= LEVEL
+        found.append(
+            Metric(
+                name,
+                effect.ratio,
+                effect.low,
+                effect.high,
+                value,
+                resolved,
+                effect.smallest_resolvable,
+                effect.runs_needed,
+            )
+        )
+    return found
+
+
+def _values(runs: Sequence[ComparedRun], name: str) -> list[float] | None:
+    values = [run.facts.get(name) for run in runs]
+    good = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    return good if len(good) == len(values) and all(value > 0 and math.isfinite(value) for value in good) else None
+
+
+def _both(judged: Judged, name: str) -> bool:
+    return _values(judged.a, name) is not None and _values(judged.b, name) is not None
+
+
+def _effect(
+    judged: Judged,
+    design: str,
+    pairs: Sequence[tuple[list[ComparedRun], list[ComparedRun]]],
+    name: str,
+    wanted: float | None,
+) -> tuple[Effect | None, str]:
+    a, b = _values(judged.a, name), _values(judged.b, name)
+    if a is None or b is None:
+        side = "A" if a is None else "B"
+        return None, f"{name} is unmeasured or zero in a run of {side}"
+    if design == "paired":
+        means = [[_geometric(_values(side, name) or [1.0]) for side in pair] for pair in pairs]
+        return paired([one for one, _ in means], [other for _, other in means], wanted), ""
+    return unpaired(a, b, wanted), ""
+
+
+def _geometric(values: Sequence[float]) -> float:
+    return math.exp(sum(math.log(value) for value in values) / len(values))
+
+
+def _within(judged: Judged, costs: TokenCosts, wanted: float | None) -> Metric:
+    """The rate's ratio with an interval over the tokens of one run each."""
+    a, b = ([cost for run in side for cost in costs(run.run_id)] for side in (judged.a, judged.b))
+    needed = _supposed_need(wanted)
+    rates = [_values(side, PRIMARY) for side in (judged.a, judged.b)]
+    if rates[0] is None or rates[1] is None:
+        return Metric(PRIMARY, None, None, None, None, False, None, needed, "tok_s is unmeasured in a run")
+    ratio = _geometric(rates[1]) / _geometric(rates[0])
+    if len(a) < 2 or len(b) < 2:
+        return Metric(
+            PRIMARY, ratio, None, None, None, False, None, needed, "there are no token rows to take an interval from"
+        )
+    _, low, high = within_run(b, a)  # costs are the rate's inverse: A's over B's
+    return Metric(PRIMARY, ratio, low, high, None, False, None, needed)
+
+
+def _supposed_need(wanted: float | None) -> int:
+    target = wanted or 0.05
+    return next((pairs for pairs in range(6, 5000) if (pairs_resolve(pairs, SUPPOSED_SD) or 9.9) <= target), 5000)
+
+
+def _plain_ratio(judged: Judged, name: str) -> Metric:
+    a, b = _values(judged.a, name), _values(judged.b, name)
+    ratio = _geometric(b) / _geometric(a) if a and b else None
+    return Metric(name, ratio, None, None, None, False, None, None)
+
+
+def _counters(judged: Judged) -> list[dict[str, Any]]:
+    """What does not depend on the clock, exactly: `a` and `b` are the one value of the side, or the mean where it varies."""
+    rows = []
+    for fact in FACTS:
+        if not fact.counter or fact.kind == "str":
+            continue
+        sides = [_counted(side, fact.name) for side in (judged.a, judged.b)]
+        if [len(values) for values in sides] != [len(judged.a), len(judged.b)]:
+            continue
+        distinct = [set(side) for side in sides]
+        if distinct[0] == distinct[1] == {0}:
+            continue
+        values = [side[0] if len(set(side)) == 1 else sum(side) / len(side) for side in sides]
+        rows.append(
+            {
+                "counter": fact.name,
+                "a": values[0],
+                "b": values[1],
+                "equal": len(distinct[0] | distinct[1]) == 1,
+                "varies": [len(one) > 1 for one in distinct],
+            }
+        )
+    return rows
+
+
+def _counted(runs: Sequence[ComparedRun], name: str) -> list[float]:
+    return [value for run in runs if isinstance(value := run.facts.get(name), int | float)]
+
+
+def texts_equal(judged: Judged) -> bool | None:
+    """Whether every run generated one text; None where a text is unknown or sampling makes the question empty."""
+    runs = [*judged.a, *judged.b]
+    hashes = {run.facts.get("text_sha256") for run in runs}
+    if None in hashes or any("stochastic" in run.codes for run in runs):
+        return None
+    return len(hashes) == 1
+
+
+def _sentence(design: str, n: tuple[int, int], metric: Metric, wanted: float | None) -> str:
+    if metric.ratio is None:
+        return f"cannot say: {metric.why}"
+    change = f"{metric.metric} of B is {metric.ratio - 1:+.1%} against A"
+    if metric.low is not None and metric.high is not None:
+        change += f" [{metric.low - 1:+.1%}, {metric.high - 1:+.1%}]"
+    if design == "within-run":
+        return (
+            f"{change} within these runs; cannot resolve: {n[0]} and {n[1]} runs, and tokens of one run are no replicates"
+            f" (about {metric.runs_needed} interleaved pairs would resolve {wanted or 0.05:.0%} if runs spread by {SUPPOSED_SD:.0%})"
+        )
+    count = f"{n[0]} pairs" if design == "paired" else f"{n[0]} and {n[1]} runs"
+    if metric.resolved:
+        better = BY_NAME[metric.metric].better if metric.metric in BY_NAME else 1
+        way = "" if not better else (" (better)" if (metric.ratio > 1) == (better > 0) else " (worse)")
+        return f"resolved{way}: {change}, p {metric.p:.3g}, {count}"
+    if metric.smallest_resolvable is None:
+        return f"cannot resolve: with {count} no result can be significant; {change}" + _more(metric)
+    return (
+        f"not resolved: {change}, p {metric.p:.3g}, {count}; they would have shown {metric.smallest_resolvable:.1%} and more"
+        + _more(metric)
+    )
+
+
+def _more(metric: Metric) -> str:
+    if metric.runs_needed is None:
+        return ""
+    return f"; about {metric.runs_needed} a side would resolve it"

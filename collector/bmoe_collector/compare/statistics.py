@@ -1,0 +1,237 @@
+"""Two groups of runs against each other: ratio, interval, permutation test, what could have been resolved.
+
+Everything works on logarithms of positive numbers, one a run (or one a block where the plan interleaved), so a
+difference is a ratio. Runs are the replicates; tokens inside a run are autocorrelated and never counted as ones (law 8).
+
+- The p-value is of a permutation test: signs of the pairs' differences, or labels of the runs, all of them when they are
+  few enough and a seeded draw of 20,000 otherwise. Under exchange it is valid whatever the distribution.
+- The interval is a bootstrap percentile interval of the mean, its quantiles moved outward for small samples (a plain one
+  is too narrow by sqrt((n-1)/n) and by the normal quantile where t belongs).
+- `smallest_resolvable` is the relative difference these runs would have shown with probability 0.8 at level 0.05, and
+  `runs_needed` how many pairs (or runs a side) would show the wanted difference that often, both from the spread seen here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+LEVEL = 0.05
+POWER = 0.8
+DRAWS = 20_000
+RESAMPLES = 10_000
+MOST_RUNS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a comparison of one metric found; ratios are of B to A."""
+
+    ratio: float
+    low: float | None
+    high: float | None
+    p: float | None
+    resolved: bool
+    smallest_resolvable: float | None  # as a relative difference: 0.05 is 5 %
+    runs_needed: int | None  # pairs, or runs a side
+    can_resolve: bool  # whether any result of so few runs could be significant
+    sd: float | None  # of the log differences (paired) or of the log values (unpaired)
+
+
+def paired(a: Sequence[float], b: Sequence[float], wanted: float | None = None, seed: int = 1) -> Effect:
+    """Compare by blocks: `a[i]` and `b[i]` ran next to each other. All values are positive."""
+    differences = np.log(np.asarray(b, dtype=float)) - np.log(np.asarray(a, dtype=float))
+    n = len(differences)
+    if n == 0:
+        raise ValueError("no pairs")
+    mean = float(differences.mean())
+    can = 2.0 / 2**n <= LEVEL
+    if n < 2:
+        return Effect(math.exp(mean), None, None, None, False, None, None, can, None)
+    sd = float(differences.std(ddof=1))
+    p = _sign_test(differences, seed)
+    rng = np.random.default_rng(seed)
+    means = differences[rng.integers(0, n, (RESAMPLES, n))].mean(axis=1)
+    low, high = _quantiles(means, n - 1, n)
+    standard_error = sd / math.sqrt(n)
+    return Effect(
+        math.exp(mean),
+        math.exp(low),
+        math.exp(high),
+        p,
+        can and p <= LEVEL,
+        _smallest(standard_error, n - 1) if can else None,
+        _runs_needed(mean, wanted, lambda count: (sd / math.sqrt(count), count - 1), 6),
+        can,
+        sd,
+    )
+
+
+def unpaired(a: Sequence[float], b: Sequence[float], wanted: float | None = None, seed: int = 1) -> Effect:
+    """Compare two groups whose runs have no partner. All values are positive."""
+    x, y = np.log(np.asarray(a, dtype=float)), np.log(np.asarray(b, dtype=float))
+    n, m = len(x), len(y)
+    if n == 0 or m == 0:
+        raise ValueError("an empty side")
+    mean = float(y.mean() - x.mean())
+    can = 2.0 / math.comb(n + m, n) <= LEVEL
+    if n < 2 or m < 2:
+        return Effect(math.exp(mean), None, None, None, False, None, None, False, None)
+    pooled = math.sqrt((float(x.var(ddof=1)) * (n - 1) + float(y.var(ddof=1)) * (m - 1)) / (n + m - 2))
+    p = _label_test(x, y, seed)
+    rng = np.random.default_rng(seed)
+    means = y[rng.integers(0, m, (RESAMPLES, m))].mean(axis=1) - x[rng.integers(0, n, (RESAMPLES, n))].mean(axis=1)
+    low, high = _quantiles(means, n + m - 2, min(n, m))
+    standard_error = pooled * math.sqrt(1 / n + 1 / m)
+    return Effect(
+        math.exp(mean),
+        math.exp(low),
+        math.exp(high),
+        p,
+        can and p <= LEVEL,
+        _smallest(standard_error, n + m - 2) if can else None,
+        _runs_needed(mean, wanted, lambda count: (pooled * math.sqrt(2 / count), 2 * count - 2), 4),
+        can,
+        pooled,
+    )
+
+
+def within_run(a: Sequence[float], b: Sequence[float], seed: int = 1) -> tuple[float, float, float]:
+    """Ratio of the mean of `b` to that of `a` with a circular block bootstrap interval over the tokens of one run each.
+
+    The block length follows the lag-1 autocorrelation. It says how steady the two runs were, not how runs differ.
+    """
+    x, y = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    rng = np.random.default_rng(seed)
+    ratios = _block_means(y, rng) / _block_means(x, rng)
+    low, high = np.quantile(ratios, [LEVEL / 2, 1 - LEVEL / 2])
+    return float(y.mean() / x.mean()), float(low), float(high)
+
+
+def holm(values: Sequence[float | None]) -> list[float | None]:
+    """P-values corrected for their number (Holm's step-down); None stays None and does not count."""
+    order = sorted((value, at) for at, value in enumerate(values) if value is not None)
+    corrected: list[float | None] = [None] * len(values)
+    highest = 0.0
+    for rank, (value, at) in enumerate(order):
+        highest = max(highest, min(1.0, value * (len(order) - rank)))
+        corrected[at] = highest
+    return corrected
+
+
+def drift(values: Sequence[float], seed: int = 1) -> tuple[float, float]:
+    """Spearman's correlation of values with their order, and its permutation p-value."""
+    n = len(values)
+    if n < 4:
+        return 0.0, 1.0
+    ranks = _ranks(np.asarray(values, dtype=float))
+    order = np.arange(n, dtype=float)
+    order -= order.mean()
+    scale = math.sqrt(float((ranks**2).sum() * (order**2).sum()))
+    if scale == 0:
+        return 0.0, 1.0
+    seen = float(ranks @ order) / scale
+    rng = np.random.default_rng(seed)
+    drawn = np.array([ranks[rng.permutation(n)] @ order for _ in range(4000)]) / scale
+    return seen, (1 + int((np.abs(drawn) >= abs(seen) - 1e-12).sum())) / 4001
+
+
+def pairs_resolve(pairs: int, sd: float) -> float | None:
+    """The relative difference `pairs` pairs would show with probability 0.8 when single runs spread by `sd` (relative)."""
+    if 2.0 / 2**pairs > LEVEL:
+        return None
+    return _smallest(sd * math.sqrt(2 / pairs), pairs - 1)
+
+
+def _ranks(values: Any) -> Any:
+    order = values.argsort(kind="stable")
+    ranks = np.empty(len(values))
+    ranks[order] = np.arange(len(values), dtype=float)
+    for value in np.unique(values):
+        same = values == value
+        ranks[same] = ranks[same].mean()
+    return ranks - ranks.mean()
+
+
+def _sign_test(differences: Any, seed: int) -> float:
+    n = len(differences)
+    seen = abs(float(differences.sum()))
+    tolerance = 1e-12 * (1 + seen)
+    if n <= 14:
+        signs = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
+        return float((np.abs(signs @ differences) >= seen - tolerance).mean())
+    rng = np.random.default_rng(seed)
+    signs = rng.choice([-1.0, 1.0], (DRAWS, n))
+    return (1 + int((np.abs(signs @ differences) >= seen - tolerance).sum())) / (DRAWS + 1)
+
+
+def _label_test(x: Any, y: Any, seed: int) -> float:
+    both = np.concatenate([x, y])
+    n, total = len(x), len(x) + len(y)
+    everything = float(both.sum())
+
+    def distance(sums: Any) -> Any:
+        return np.abs((everything - sums) / (total - n) - sums / n)
+
+    seen = float(distance(np.array([x.sum()]))[0])
+    tolerance = 1e-12 * (1 + seen)
+    if math.comb(total, n) <= DRAWS:
+        sums = np.array([both[list(chosen)].sum() for chosen in combinations(range(total), n)])
+        return float((distance(sums) >= seen - tolerance).mean())
+    rng = np.random.default_rng(seed)
+    sums = np.array([both[rng.permutation(total)[:n]].sum() for _ in range(DRAWS)])
+    return (1 + int((distance(sums) >= seen - tolerance).sum())) / (DRAWS + 1)
+
+
+def _quantiles(means: Any, df: int, smallest_group: int) -> tuple[float, float]:
+    outward = math.sqrt(smallest_group / max(1, smallest_group - 1)) * float(special.stdtrit(max(1, df), 1 - LEVEL / 2))
+    tail = float(special.ndtr(-outward))
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def _detectable(df: int) -> float:
+    return float(special.stdtrit(df, 1 - LEVEL / 2) + special.stdtrit(df, POWER))
+
+
+def _smallest(standard_error: float, df: int) -> float:
+    return math.expm1(_detectable(df) * standard_error)
+
+
+def _runs_needed(mean: float, wanted: float | None, spread: Any, fewest: int) -> int | None:
+    """The smallest count whose detectable difference is the wanted one, or the one seen; None past a sane number."""
+    target = math.log1p(wanted) if wanted else abs(mean)
+    if target <= 0:
+        return None
+    low, high = fewest, MOST_RUNS
+    standard_error, df = spread(high)
+    if _detectable(df) * standard_error > target:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        standard_error, df = spread(middle)
+        if _detectable(df) * standard_error <= target:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _block_means(values: Any, rng: Any) -> Any:
+    n = len(values)
+    centred = values - values.mean()
+    variance = float(centred @ centred)
+    lag1 = float(centred[1:] @ centred[:-1]) / variance if variance > 0 and n > 2 else 0.0
+    rho = min(0.95, max(0.0, lag1))
+    length = max(1, min(n, round((2 * rho / (1 - rho**2)) ** (2 / 3) * n ** (1 / 3)) + 1))
+    blocks = math.ceil(n / length)
+    resamples = max(200, min(2000, 4_000_000 // max(1, n)))
+    starts = rng.integers(0, n, (resamples, blocks))
+    places = (starts[:, :, None] + np.arange(length)).reshape(resamples, -1)[:, :n] % n
+    return values[places].mean(axis=1)

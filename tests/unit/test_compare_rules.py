@@ -1,0 +1,259 @@
+"""Which comparisons are refused and with which words, and what an answer says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from bmoe_collector.common import UserError
+from bmoe_collector.compare.answer import compare
+from bmoe_collector.compare.question import corrected, keep_rule, read_question
+from bmoe_collector.compare.sandwich import compare_by
+from bmoe_collector.compare.sides import ComparedRun, Side
+
+RATES = [10.0, 10.2, 9.9, 10.1, 10.05, 9.95, 10.15, 9.85]
+
+
+def run(at, tok_s=10.0, *, codes=(), severity="info", plan=None, block=None, facts=None, start=None, **row):
+    facts = {
+        "tok_s": tok_s,
+        "n_tokens": 256,
+        "text_sha256": "t",
+        "overlap": False,
+        "stall_meaning": "union of intervals",
+        "read_bytes": 1000,
+        "cache_hit_pct": 80.0,
+        "n_expert_used": 8,
+        **(facts or {}),
+    }
+    base = {
+        "run_id": f"{at:032x}",
+        "outcome": "ok",
+        "cause": None,
+        "simulated": False,
+        "agent_uuid": "p",
+        "engine_version": "0.24.0",
+        "model_name": "m.gguf",
+        "model_identity": "i",
+        "prompt_sha256": "q",
+        "plan_id": plan,
+        "block": block,
+        "session": False,
+        "unmeasured": False,
+        "n_tokens": 256,
+        "boot_id": "b",
+        "started_wall_ns": (at if start is None else start) * 1_000_000_000,
+    }
+    return ComparedRun({**base, **row}, facts, [(code, severity, "because") for code in codes])
+
+
+def sides(factor=1.0, n=8, **options):
+    a = [run(2 * at, RATES[at], plan="p", block=at, **options) for at in range(n)]
+    b = [run(2 * at + 1, RATES[at] * factor * (1 + 0.003 * at), plan="p", block=at, **options) for at in range(n)]
+    return Side("A", tuple(a)), Side("B", tuple(b))
+
+
+def no_tokens(_run_id):
+    return []
+
+
+def changed(side, **row):
+    """The side with one field of every run changed; `facts` and `codes` merge."""
+    facts, codes, severity = row.pop("facts", {}), row.pop("codes", ()), row.pop("severity", "info")
+    runs = tuple(
+        ComparedRun(
+            {**one.run, **row}, {**one.facts, **facts}, [*one.verdicts, *((code, severity, "why") for code in codes)]
+        )
+        for one in side.runs
+    )
+    return Side(side.text, runs, side.named)
+
+
+def test_a_plain_difference_is_resolved_paired_and_says_which_way():
+    answer = compare(*sides(1.2), no_tokens)
+    assert answer.comparable
+    assert (answer.design, answer.n) == ("paired", (8, 8))
+    assert answer.metrics[0].metric == "tok_s"
+    assert answer.metrics[0].resolved
+    assert answer.metrics[0].low > 1.1
+    assert "better" in answer.verdict
+    assert answer.label == "exploration"
+    json.dumps(answer.to_json(), allow_nan=False)
+
+
+def test_equal_counters_are_equal_to_the_last_digit_and_others_are_not():
+    a, b = sides()
+    b = changed(b, facts={"read_bytes": 1001})
+    counters = {row["counter"]: row for row in compare(a, b, no_tokens).counters}
+    assert counters["cache_hit_pct"]["equal"] is True
+    assert (counters["read_bytes"]["a"], counters["read_bytes"]["b"], counters["read_bytes"]["equal"]) == (
+        1000,
+        1001,
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"codes": ["not_streaming"]}, "mmap"),
+        ({"codes": ["speculative"]}, "speculative"),
+        ({"codes": ["lossy"]}, "lossy"),
+        ({"codes": ["stochastic"]}, "temperature"),
+        ({"model_identity": "other"}, "different model files"),
+        ({"prompt_sha256": "other"}, "different prompts"),
+        ({"n_tokens": 128}, "different token counts"),
+        ({"facts": {"drop_rate": 0.1}}, None),
+        ({"session": True}, "session"),
+        ({"codes": ["instrumented"], "severity": "fail"}, "none of its 8 runs"),
+        ({"outcome": "partial"}, "none of its 8 runs"),
+    ],
+)
+def test_each_rule_refuses_what_it_is_for_and_force_answers_all_the_same(change, words):
+    a, b = sides()
+    other = changed(b, **change)
+    if words is None:
+        a = changed(a, facts={"drop_rate": 0.02})
+        words = "different drop rates"
+    answer = compare(a, other, no_tokens)
+    assert answer.comparable is False
+    assert answer.answered is False
+    assert answer.metrics == ()
+    assert any(words in reason for reason in answer.reasons), answer.reasons
+    forced = compare(a, other, no_tokens, force=True)
+    assert forced.answered
+    assert forced.comparable is False or change.get("severity") == "fail" or "outcome" in change
+
+
+def test_stall_of_another_meaning_is_refused_only_where_reads_overlap():
+    a, b = sides()
+    old = changed(b, facts={"stall_meaning": "per-thread mean"}, engine_version="0.19.0")
+    assert compare(a, old, no_tokens).comparable
+    a, old = changed(a, facts={"overlap": True}), changed(old, facts={"overlap": True})
+    assert "stall_ms" in compare(a, old, no_tokens).reasons[0]
+    unknown = changed(old, facts={"stall_meaning": None}, engine_version="0.21.0")
+    assert "not known" in compare(a, unknown, no_tokens).reasons[0]
+
+
+def test_a_simulated_run_is_never_compared_with_a_real_one_not_even_by_force():
+    a, b = sides()
+    answer = compare(a, changed(b, simulated=True), no_tokens, force=True)
+    assert answer.answered is False
+    assert "simulated" in answer.verdict
+
+
+def test_a_traced_run_among_others_is_left_out_aloud_and_named_alone_refused():
+    a, b = sides()
+    traced = changed(Side("", b.runs[:1]), codes=["instrumented"], severity="fail").runs
+    mixed = Side("where:x", (*traced, *b.runs[1:]))
+    answer = compare(a, mixed, no_tokens)
+    assert answer.comparable
+    assert answer.n == (7, 7)
+    assert any("instrumented" in note for note in answer.notes)
+    named = compare(a, Side("ids", (*traced, *b.runs[1:]), named=True), no_tokens)
+    assert named.comparable is False
+
+
+def listed(drifting):
+    values = (
+        [10 * 0.97**at for at in range(12)]
+        if drifting
+        else [RATES[at % 8] for at in (3, 0, 5, 2, 7, 1, 4, 6, 0, 5, 3, 2)]
+    )
+    runs = [run(at, value, plan="p", block=None) for at, value in enumerate(values)]
+    return Side("A", tuple(runs[:6])), Side("B", tuple(runs[6:]))
+
+
+def test_listed_order_is_flagged_and_under_visible_drift_refused():
+    flagged = compare(*listed(drifting=False), no_tokens)
+    assert flagged.comparable
+    assert any("order and setting cannot be told apart" in note for note in flagged.notes)
+    refused = compare(*listed(drifting=True), no_tokens)
+    assert refused.comparable is False
+    assert "drifting" in refused.reasons[0]
+
+
+def test_too_few_runs_cannot_resolve_and_say_how_many_would():
+    answer = compare(*sides(1.5, n=3), no_tokens)
+    assert answer.metrics[0].resolved is False
+    assert answer.verdict.startswith("cannot resolve")
+    assert answer.metrics[0].runs_needed >= 6
+
+
+def test_one_run_a_side_has_an_interval_within_the_run_and_never_a_resolved_effect():
+    a = Side("A", (run(0, 10.0),), named=True)
+    b = Side("B", (run(1, 12.5),), named=True)
+    answer = compare(
+        a, b, lambda run_id: [100.0, 101.0, 99.0] * 40 if run_id == a.runs[0].run_id else [80.0, 81.0, 79.0] * 40
+    )
+    assert answer.design == "within-run"
+    assert answer.n == (1, 1)
+    metric = answer.metrics[0]
+    assert metric.ratio == pytest.approx(1.25)
+    assert metric.low < 1.25 < metric.high
+    assert metric.resolved is False
+    assert "cannot resolve" in answer.verdict
+
+
+def test_texts_that_should_be_equal_and_are_not_are_said_so():
+    a, b = sides()
+    assert compare(a, b, no_tokens).texts_equal is True
+    answer = compare(a, changed(b, facts={"text_sha256": "u"}), no_tokens)
+    assert answer.texts_equal is False
+    assert any("same greedy text" in note for note in answer.notes)
+    sampled = compare(changed(a, codes=["stochastic"]), changed(b, codes=["stochastic"]), no_tokens)
+    assert sampled.texts_equal is None
+
+
+def test_keep_rules_leave_runs_out_with_the_rule_that_did():
+    question = read_question({"compare": [["A", "B"]], "keep": ["read_bytes >= 1000 and verdict != foreign_load"]})
+    a, b = sides()
+    foreign = changed(Side("", b.runs[:1]), codes=["foreign_load"], severity="warn").runs
+    answer = compare(a, Side("B", (*foreign, *b.runs[1:])), no_tokens, keep=keep_rule(question), label="as asked")
+    assert answer.n == (7, 7)
+    assert any("keep rule" in note for note in answer.notes)
+    assert answer.label == "as asked"
+
+
+@pytest.mark.parametrize(
+    "table", [{"compare": ["A"]}, {"compare": [["A", "B", "C"]]}, {"keep": ["nonsense >"]}, {"keep": ["no_such=1"]}]
+)
+def test_a_question_that_cannot_be_read_says_what_is_wrong(table):
+    with pytest.raises(UserError):
+        read_question(table)
+
+
+def test_a_matrix_is_corrected_for_its_size():
+    answers = corrected([compare(*sides(factor), no_tokens) for factor in (1.2, 1.0, 1.01)])
+    assert [answer.extra["comparisons"] for answer in answers] == [3, 3, 3]
+    assert answers[0].extra["p_corrected"] >= answers[0].metrics[0].p
+
+
+def alternating(factor, blocks=14, length=24):
+    arms, costs = [], []
+    for block in range(blocks):
+        for token in range(length):
+            arms.append("ab"[block % 2])
+            carry = 2.0 if token < 6 and block else 1.0
+            costs.append(100.0 * (1 + 0.01 * block) * carry * (factor if block % 2 else 1.0) + (token % 3) * 0.1)
+    return arms, costs
+
+
+def test_sandwiches_see_the_setting_through_drift_and_carry_over():
+    arms, costs = alternating(0.8)
+    result = compare_by({"arm": arms}, "arm", costs, cold=0, carry=8)
+    pair = result["pairs"][0]
+    assert (pair["a"], pair["b"]) == ("a", "b")
+    assert pair["ratio"] == pytest.approx(1.25, rel=0.01)
+    assert pair["resolved"] is True
+    without_carry = next(row for row in pair["at_other_windows"] if row["carry"] == 0)
+    assert without_carry["ratio"] != pytest.approx(pair["ratio"], rel=1e-6)
+    json.dumps(result, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("columns", "column"), [({"arm": ["a"] * 9}, "arm"), ({"arm": ["a"] * 9}, "other"), ({"x": list(range(99))}, "x")]
+)
+def test_a_column_that_is_no_setting_is_refused(columns, column):
+    with pytest.raises(UserError):
+        compare_by(columns, column, [1.0] * len(next(iter(columns.values()))))
