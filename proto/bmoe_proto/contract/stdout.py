@@ -166,12 +166,11 @@ class StdoutParser:
         last = b"".join(self._rest)
         self._rest = []
         self._rest_size = 0
-        if last:
+        if last and self._oversize:
+            out.append(Other(self._line, last))
+        elif last:
             self._line += 1
-            if self._oversize:
-                out.append(Other(self._line, last))
-            else:
-                self._one(last, out, ended=False)
+            self._one(last, out, ended=False)
         self._oversize = False
         while self._block is not None:
             self._end_block(self._block, out, torn=bool(last))
