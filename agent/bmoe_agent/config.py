@@ -14,7 +14,7 @@ config.toml:
     [agent]
     name = "pixel-7"                # shown to people
     socket = "bmoe-agent-1f2e3d4c5b6a"   # abstract socket name; optional
-    tcp = "127.0.0.1:50161"         # only when asked for: loopback is open to every app of the phone
+    tcp_port = 50161                # only when asked for: loopback is open to every app of the phone
     quota_mib = 4096                # how much the spool may hold
     default_engine = "bmoe"         # optional; else the only or the first engine
     [engines]
@@ -43,7 +43,7 @@ DEFAULT_QUOTA_MIB = 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SOCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _KNOWN = {
-    "agent": {"name", "socket", "tcp", "quota_mib", "default_engine"},
+    "agent": {"name", "socket", "tcp_port", "quota_mib", "default_engine"},
     "models": {"dirs"},
 }
 
@@ -70,7 +70,7 @@ class Config:
     secret: bytes
     name: str
     socket: str
-    tcp: str = ""
+    tcp_port: int | None = None
     quota_bytes: int = DEFAULT_QUOTA_MIB << 20
     engines: Mapping[str, EngineConfig] = field(default_factory=dict)
     default_engine: str = ""
@@ -123,10 +123,10 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Initialised:
-    """What `init` did. `secret_hex` is set only when the secret was made now: it is shown once."""
+    """What `init` did. `secret` is set only when the secret was made now: it is shown once."""
 
     config: Config
-    secret_hex: str | None
+    secret: bytes | None
     changed: tuple[str, ...]
 
 
@@ -182,10 +182,10 @@ def init(
     if not (home / "uuid").exists():
         write_private(home / "uuid", secrets.token_hex(16) + "\n")
         changed.append("identity made")
-    secret_hex = None
+    secret = None
     if not (home / "secret").exists():
-        secret_hex = secrets.token_hex(32)
-        write_private(home / "secret", secret_hex + "\n")
+        secret = secrets.token_bytes(32)
+        replace_secret(home, secret)
         changed.append("secret made")
     (home / "secret").chmod(0o600)
     path = home / "config.toml"
@@ -222,7 +222,7 @@ def init(
         _from_document(home, document, _hex_file(home / "uuid", 16))  # refuses what `load` would refuse
         write_private(path, _to_toml(document))
         changed.append("config.toml written")
-    return Initialised(load(home), secret_hex, tuple(changed))
+    return Initialised(load(home), secret, tuple(changed))
 
 
 def write_private(path: Path, text: str) -> None:
@@ -270,6 +270,9 @@ def _from_document(
     quota = agent.get("quota_mib", DEFAULT_QUOTA_MIB)
     if isinstance(quota, bool) or not isinstance(quota, int) or quota < 16:
         raise ConfigError(f"{path}: [agent] quota_mib = {quota!r}: a whole number of MiB, at least 16")
+    port = agent.get("tcp_port")
+    if port is not None and (isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < 65536):
+        raise ConfigError(f"{path}: [agent] tcp_port = {port!r}: a port number")
     engines = _engines(path, document.get("engines", {}))
     default = _text(path, agent, "agent", "default_engine") or next(iter(engines), "")
     if default and default not in engines:
@@ -283,7 +286,7 @@ def _from_document(
         secret=secret,
         name=name,
         socket=socket_name,
-        tcp=_text(path, agent, "agent", "tcp"),
+        tcp_port=port,
         quota_bytes=quota << 20,
         engines=engines,
         default_engine=default,

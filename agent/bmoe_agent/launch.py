@@ -207,6 +207,49 @@ def send_signal(process: Process, number: signal.Signals, proc: Path = PROC) -> 
     return True
 
 
+def work_done(process: Process, proc: Path = PROC) -> tuple[float | None, int | None]:
+    """CPU seconds and bytes read since the engine's start: signs of life of an engine that prints nothing."""
+    directory = proc / str(process.pid)
+    cpu_s: float | None = None
+    read_bytes: int | None = None
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = (directory / "stat").read_bytes().rpartition(b")")[2].split()
+        cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    with contextlib.suppress(OSError, ValueError):
+        # Reads through system calls, and what page faults fetched from storage.
+        read_bytes = sum(
+            int(value)
+            for key, _, value in (line.partition(b": ") for line in (directory / "io").read_bytes().splitlines())
+            if key in {b"rchar", b"read_bytes"}
+        )
+    return cpu_s, read_bytes
+
+
+def session_alive(process: Process, proc: Path = PROC) -> bool:
+    """Whether the launcher of this engine still runs, and so will write its status."""
+    if not process.session_id:
+        return False
+    try:
+        stat = (proc / str(process.session_id) / "stat").read_bytes()
+    except OSError:
+        return False
+    launcher = _process(process.session_id, stat)
+    return launcher is not None and launcher.session_id == process.session_id and not _ended(stat)
+
+
+def end(process: Process, *, grace_s: float, proc: Path = PROC) -> bool:
+    """SIGTERM, then SIGKILL after the grace; False when the process is still there some seconds later."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if not send_signal(process, number, proc):
+            return True
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline:
+            if not alive(process, proc):
+                return True
+            time.sleep(0.05)
+    return not alive(process, proc)
+
+
 def sweep_session(process: Process, proc: Path = PROC) -> list[int]:
     """SIGKILL what an ended engine left behind in the session `launch` made; the pids killed.
 

@@ -25,6 +25,7 @@ _ID = re.compile(rb'"id"\s*:\s*(-?\d+)')
 _FATAL = re.compile(rb'"fatal"\s*:\s*true')
 _CANCELLED = re.compile(rb'"cancelled"\s*:\s*true')
 _TOKENS = re.compile(rb'"tokens"\s*:\s*(\d+)')
+_STEPS = re.compile(rb'"steps"\s*:\s*(\d+)')
 _GENERATED = re.compile(rb"generation: (\d+) tokens")
 _HEAD_BYTES = 512  # keys of a control line stand before its texts
 
@@ -54,6 +55,8 @@ class Phases:
         self.ready = False
         self.saw_end = False  # the perf block, or a DONE, DECIDE or ERROR
         self.reported_tokens: int | None = None
+        self.steps_asked: int | None = None  # what the engine says it was asked for, all turns together
+        self.fatal_message = ""
         self.last_token_boot_ns: int | None = None
         self._answer = False
         self._recent: deque[tuple[int, int]] = deque()
@@ -65,7 +68,7 @@ class Phases:
         for line in lines:
             if line.startswith(b"BMOE_PROGRESS "):
                 if not self._answer:
-                    self._token(events, boot_ns)
+                    self._token(line, events, boot_ns)
             elif self._answer:
                 self._report(line)
             elif line.startswith(b"BMOE_"):
@@ -92,11 +95,13 @@ class Phases:
         """Tokens generated: the lines counted, or what the report says when there were no lines."""
         return max(self.tokens, self.reported_tokens or 0)
 
-    def _token(self, events: list[Event], boot_ns: int) -> None:
+    def _token(self, line: bytes, events: list[Event], boot_ns: int) -> None:
         self.tokens += 1
         self.turn_tokens += 1
         self.last_token_boot_ns = boot_ns
         if self.phase != "decode":
+            if steps := _STEPS.search(line[:_HEAD_BYTES]):
+                self.steps_asked = (self.steps_asked or 0) + int(steps[1])
             self.phase = "decode"
             events.append(Event("first_token", boot_ns))
 
@@ -127,9 +132,11 @@ class Phases:
         elif tag == b"BMOE_ERROR":
             fatal = bool(_FATAL.search(head))
             self._ended()
+            message = _message(rest)
             if fatal:
                 self.phase = "fatal"
-            events.append(Event("error", boot_ns, _request_id(head), fatal=fatal, message=_message(rest)))
+                self.fatal_message = message or "no message"
+            events.append(Event("error", boot_ns, _request_id(head), fatal=fatal, message=message))
 
     def _ended(self) -> None:
         self.saw_end = True

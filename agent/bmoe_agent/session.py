@@ -92,9 +92,13 @@ class Session:
         return sum(1 for state in self.states if state in {"done", "decided", "cancelled", "rejected"})
 
     @property
-    def cancelled(self) -> int:
-        """Turns cut short by us."""
-        return self.states.count("cancelled")
+    def unplanned_cancels(self) -> int:
+        """Turns cut short although the plan did not ask for it."""
+        return sum(
+            1
+            for turn, state in zip(self.turns, self.states, strict=True)
+            if state == "cancelled" and not (turn.HasField("cancel_after_ms") or turn.HasField("cancel_after_tokens"))
+        )
 
     @property
     def unexpected_rejections(self) -> int:

@@ -1,0 +1,189 @@
+"""From a cell to the argv that is executed. Pure, but for looking a model up.
+
+In: a cell of a plan, the engine's facts, the model's file. Out: a `Command`, or `RefusedError` with the reason in the words
+of an outcome's cause ("refused:flags", "refused:model").
+
+Paths are the agent's (design, "On the phone"): model, prompt, session mode and every output file are put here, inside
+the run's directory, where the engine is started. A plan that names any of them itself is refused. The prompt is an
+argument of its own after `-p`, so a prompt that looks like a flag stays a prompt.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bmoe_proto.contract.flags import BY_SPELLING
+from bmoe_proto.v1 import telemetry_pb2 as pb
+
+from bmoe_agent.engine import check_flags, flags_of
+from bmoe_agent.launch import ARGUMENT_LIMIT
+
+# Name of an artifact (telemetry.proto, Cell.artifacts) to the flag that asks for it and the file it is written to.
+ARTIFACTS: Mapping[str, tuple[str, str]] = {
+    "metrics": ("--csv", "metrics.csv"),
+    "route": ("--route-trace", "route.csv"),
+    "compute": ("--compute-trace", "compute.csv"),
+    "compute_layers": ("--compute-trace-layers", "compute_layers.csv"),
+    "io": ("--io-trace", "io.csv"),
+}
+OURS = frozenset(
+    {"-m", "--model", "-p", "--prompt", "--session", "--progress", "-h", "--help", "--version", "--list-archs"}
+)
+_PATH_FLAGS = frozenset(flag for flag, _ in ARTIFACTS.values())
+_FLAG = re.compile(r"--?[A-Za-z][\w-]*")
+_N_PREDICT = frozenset({"-n", "--n-predict"})
+
+
+class RefusedError(Exception):
+    """The cell cannot be run as it is; `cause` is a cause of `bmoe_proto.outcome`."""
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What is executed."""
+
+    argv: tuple[bytes, ...]
+    session: bool
+    turns: tuple[pb.Turn, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)  # artifact kind to file name inside the run's directory
+    tokens_asked: int | None = None
+    notes: tuple[tuple[str, str], ...] = ()  # code and text of what was changed on the way
+
+
+def check_cell(cell: pb.Cell) -> list[str]:
+    """Reasons why this cell can never be run, whatever the engine: for the moment a plan is handed in."""
+    problems: list[str] = []
+    if not cell.model:
+        problems.append("no model is named")
+    if bool(cell.prompt) == bool(cell.turns):
+        problems.append("a cell has either a prompt or turns")
+    if b"\0" in cell.prompt:
+        problems.append("the prompt holds a NUL byte and cannot be given to a program")
+    unknown = [kind for kind in cell.artifacts if kind not in ARTIFACTS]
+    problems += [f"artifact {kind!r} is not known (known: {', '.join(ARTIFACTS)})" for kind in unknown]
+    for index, turn in enumerate(cell.turns):
+        if turn.kind not in {"", "generate", "decide"}:
+            problems.append(f"turn {index}: kind {turn.kind!r} is neither generate nor decide")
+    problems += _own_flags(cell.flags)
+    if {"--mtp", "--ngram"} <= set(cell.flags):
+        problems.append("--mtp and --ngram exclude each other")
+    return problems
+
+
+def command(cell: pb.Cell, engine: str, facts: pb.EngineFacts, model: Path) -> Command:
+    """The argv of one cell. Raises `RefusedError`."""
+    if problems := check_cell(cell):
+        raise RefusedError("refused:flags", "; ".join(problems))
+    turns = tuple(cell.turns)
+    flags = list(cell.flags)
+    notes: list[tuple[str, str]] = []
+    offered = flags_of(facts.help_text)
+    prompt = bytes(cell.prompt)
+    if len(prompt) >= ARGUMENT_LIMIT:
+        turns = (_prompt_as_turn(prompt, flags),)
+        notes.append(("prompt_in_session", f"{len(prompt)} bytes do not fit an argument; sent as a session's turn"))
+    added: list[str] = []
+    if any(turn.kind == "decide" for turn in turns) and "--decide" not in flags:
+        added.append("--decide")
+    files: dict[str, str] = {}
+    for kind in dict.fromkeys(cell.artifacts):
+        flag, name = ARTIFACTS[kind]
+        added += [flag, name]
+        files[kind] = name
+    if turns:
+        added.append("--session")
+    elif not offered or "--progress" in offered:
+        added.append("--progress")
+    if cell.n_predict and not _N_PREDICT & set(flags):
+        added += ["-n", str(cell.n_predict)]
+    if facts.help_text and (refusals := check_flags(facts, [*flags, *added], cell.allow_unknown_flags)):
+        raise RefusedError("refused:flags", "; ".join(refusals))
+    argv = [os.fsencode(engine), b"-m", os.fsencode(model)]
+    if not turns:
+        argv += [b"-p", prompt]
+    argv += [flag.encode() for flag in (*flags, *added)]
+    return Command(tuple(argv), bool(turns), turns, files, _tokens_asked(cell, flags, turns), tuple(notes))
+
+
+def recorded_command(cell: pb.Cell, argv: Sequence[bytes]) -> Command:
+    """The command of a run that was started already, from its cell and the argv on record."""
+    session = b"--session" in argv
+    turns = tuple(cell.turns)
+    if session and not turns:
+        turns = (pb.Turn(kind="generate", prompt=cell.prompt.decode("utf-8", "replace")),)
+    files = {kind: ARTIFACTS[kind][1] for kind in cell.artifacts if kind in ARTIFACTS}
+    return Command(tuple(argv), session, turns if session else (), files, _tokens_asked(cell, cell.flags, turns))
+
+
+def _own_flags(flags: Sequence[str]) -> list[str]:
+    problems: list[str] = []
+    at = 0
+    while at < len(flags):
+        flag = flags[at]
+        at += 1
+        if "\0" in flag:
+            problems.append(f"flag {flag!r} holds a NUL byte")
+            continue
+        name, equals, value = flag.partition("=")
+        if name in OURS or name in _PATH_FLAGS:
+            problems.append(f"{name} is the agent's to give: name model, prompt, turns and artifacts in the cell")
+            continue
+        if not _FLAG.fullmatch(name):
+            problems.append(f"{flag!r} is no flag and belongs to none before it")
+            continue
+        known = BY_SPELLING.get(name)
+        values = [value] if equals else []
+        if known is not None:
+            values += flags[at : at + known.arity]
+            at += known.arity
+        else:
+            while at < len(flags) and not _FLAG.fullmatch(flags[at].partition("=")[0]):
+                values.append(flags[at])
+                at += 1
+        # A value with a slash names a file, and no flag of a plan's may do that.
+        problems += [f"{name} {value}: a plan names no paths" for value in values if "/" in value]
+    return problems
+
+
+def _prompt_as_turn(prompt: bytes, flags: Sequence[str]) -> pb.Turn:
+    """A session renders every prompt as a chat, so only a chat can move there and stay the same experiment."""
+    if "--chatml" not in flags:
+        raise RefusedError(
+            "refused:flags",
+            f"the prompt is {len(prompt)} bytes and an argument holds less than {ARGUMENT_LIMIT}; a session would render "
+            "it as a chat, which this cell does not ask for (--chatml): write it as a session turn",
+        )
+    try:
+        return pb.Turn(kind="generate", prompt=prompt.decode())
+    except UnicodeDecodeError as error:
+        raise RefusedError("refused:flags", f"the prompt does not fit an argument and is no UTF-8: {error}") from None
+
+
+def _tokens_asked(cell: pb.Cell, flags: Sequence[str], turns: Sequence[pb.Turn]) -> int | None:
+    """How many tokens the whole cell asks for; None when that is not known from here."""
+    default: int | None = cell.n_predict or None
+    for flag, value in itertools.pairwise(flags):
+        if flag in _N_PREDICT:
+            default = int(value) if value.isdigit() else None
+    if not turns:
+        return default
+    total = 0
+    for turn in turns:
+        if turn.kind == "decide" or turn.expect_rejected:
+            continue
+        if turn.HasField("cancel_after_ms") or turn.HasField("cancel_after_tokens"):
+            return None
+        asked = turn.n_predict if turn.HasField("n_predict") else default
+        if asked is None:
+            return None
+        total += asked
+    return total

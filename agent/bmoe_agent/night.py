@@ -1,0 +1,392 @@
+"""The night: plans in their order, cell by cell, until all that was asked is on record.
+
+In: plans (`submit`), and the runs the spool has recorded. Out: runs. Recorded runs are the only state: which cell comes
+next is worked out from the spool's summaries (`next_attempt`), so an agent that is killed, or a phone that restarts,
+neither repeats a finished cell nor skips one. On disk, in the agent's home:
+
+    plans/<number>-<plan id>.plan   the plan as it came, serialised; numbers give the order
+    plans/<plan id>.state           one JSON object {"state": "cancelled"|"stopped", "why": ...}, only when it was
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bmoe_proto.outcome import Outcome
+from bmoe_proto.v1 import telemetry_pb2 as pb
+
+from bmoe_agent import adopt
+from bmoe_agent.config import ConfigError, sync_directory, write_private
+from bmoe_agent.context import Context
+from bmoe_agent.gates.wait import problems as gate_problems
+from bmoe_agent.launch_argv import check_cell
+from bmoe_agent.runner import record_unrun, run_attempt
+from bmoe_agent.runner_live import AgentStopping, Ended, Live, log
+from bmoe_agent.spool import RunSummary, SpoolError
+from bmoe_agent.wakelock import WakeLock
+
+MAX_LOST = 5
+"""A cell during which the phone died is run again, but not for ever: it may be what the phone dies of."""
+TROUBLE_PAUSE_S = 30.0
+_FILE = re.compile(r"(\d{6,})-([0-9a-f]{32})\.plan")
+
+
+@dataclass(slots=True)
+class Queued:
+    """One plan on this phone."""
+
+    number: int
+    plan: pb.Plan
+    state: str = ""  # "cancelled" or "stopped"; anything else follows from the runs
+    why: str = ""
+
+
+def next_attempt(cell: pb.Cell, runs: Sequence[RunSummary]) -> int | None:
+    """Which attempt of a cell is to be run next, None when it is done. `runs` are the cell's own, ended.
+
+    By the design's table of outcomes: `partial`, `failed` and `killed` are tried again within the cell's bound unless
+    the refusal was of the flags or the model, `lost` runs again, a cell our watchdog ended is tried again within the
+    bound, and what the user, a gate, heat or the battery ended is done.
+    """
+    if not runs:
+        return 1
+    last = max(runs, key=lambda run: run.attempt)
+    outcome = Outcome(last.outcome, last.cause)
+    lost = sum(1 for run in runs if run.outcome == "lost" and run.launched)
+    if last.outcome == "lost":
+        return last.attempt + 1 if lost < MAX_LOST else None
+    again = outcome.retryable or (last.outcome == "aborted" and last.cause.startswith("watchdog:"))
+    counted = sum(1 for run in runs if run.outcome != "lost")
+    return last.attempt + 1 if again and counted <= cell.retries else None
+
+
+def next_cell(plan: pb.Plan, runs: Iterable[RunSummary]) -> tuple[pb.Cell, int] | None:
+    """The first cell in the plan's order that is not done, and its attempt; None when the plan is done."""
+    by_cell: dict[int, list[RunSummary]] = {}
+    for run in runs:
+        if run.plan_id == plan.plan_id and run.started:
+            by_cell.setdefault(run.cell_index, []).append(run)
+    for cell in plan.cells:
+        attempt = next_attempt(cell, by_cell.get(cell.index, []))
+        if attempt is not None:
+            return cell, attempt
+    return None
+
+
+class Night:
+    """All plans of this phone. `submit`, `cancel` and `listing` may be called from any thread; `run` has its own."""
+
+    def __init__(self, context: Context, wake_lock: WakeLock | None = None) -> None:
+        self._context = context
+        self._wake_lock = wake_lock or WakeLock()
+        self._folder = context.home / "plans"
+        self._lock = threading.Lock()
+        self._cancel = ""  # why the current cell is to end
+        self._current: str | None = None  # id of the running plan
+        self._live: Live | None = None  # the open run
+        self._idle = threading.Event()
+        self._plans = self._load()
+
+    # ---------------------------------------------------------------- asked from outside
+
+    def submit(self, plan: pb.Plan) -> pb.SubmitReply:
+        """Take a plan, durably; a plan that is here already is not taken twice."""
+        plan_id = plan.plan_id
+        reply = pb.SubmitReply(plan_id=plan_id)
+        with self._lock:
+            known = next((item for item in self._plans if item.plan.plan_id == plan_id), None)
+            if known is not None:
+                same = _same(known.plan, plan)
+                reply.already = same
+                if not same:
+                    reply.refused.append(f"plan {plan_id} is another plan on this phone")
+                return reply
+        reply.refused.extend(self.problems(plan))
+        if reply.refused:
+            return reply
+        reply.warnings.extend(self.warnings(plan))
+        with self._lock:
+            number = max((item.number for item in self._plans), default=0) + 1
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            path = self._folder / f"{number:06d}-{plan_id}.plan"
+            _write_durably(path, plan.SerializeToString())
+            self._plans.append(Queued(number, plan))
+            self._context.wake()
+            self._idle.clear()
+        return reply
+
+    @staticmethod
+    def problems(plan: pb.Plan) -> list[str]:
+        """Why this plan cannot be taken."""
+        found: list[str] = []
+        if not re.fullmatch(r"[0-9a-f]{32}", plan.plan_id):
+            found.append("a plan's id is 32 hex digits")
+        if not plan.cells:
+            found.append("the plan has no cells")
+        if [cell.index for cell in plan.cells] != list(range(len(plan.cells))):
+            found.append("cells must be numbered from 0 in the order they run")
+        for cell in plan.cells:
+            wrong = check_cell(cell) + [problem for ask in cell.gates for problem in gate_problems(ask)]
+            found.extend(f"cell {cell.index} ({cell.name}): {problem}" for problem in wrong)
+        return found
+
+    def warnings(self, plan: pb.Plan) -> list[str]:
+        """What will make cells fail or gates give up here, known now instead of at 3 a.m."""
+        found: dict[str, None] = {}
+        config = self._context.config
+        _, unreadable = self._context.gates.readable()
+        for cell in plan.cells:
+            try:
+                config.engine(cell.engine)
+                config.model(cell.model)
+            except ConfigError as error:
+                found[str(error)] = None
+            for ask in cell.gates:
+                if why := unreadable.get(ask.gate):
+                    found[f"gate {ask.gate} cannot be read on this phone: {why}"] = None
+        return list(found)
+
+    def cancel(self, plan_id: str, *, only_current_cell: bool) -> pb.CancelReply:
+        """Cancel a plan ("": the running one) or the cell it is at."""
+        with self._lock:
+            wanted = plan_id or self._current or ""
+            item = next((item for item in self._plans if item.plan.plan_id == wanted), None)
+            if item is None or item.state:
+                detail = "nothing is running" if not plan_id else f"plan {plan_id} is not waiting or running here"
+                return pb.CancelReply(cancelled=False, detail=detail)
+            running = wanted == self._current
+            if only_current_cell:
+                if not running:
+                    return pb.CancelReply(cancelled=False, detail=f"plan {wanted} has no cell running")
+                self._cancel = "the cell was cancelled"
+            else:
+                if not running and next_cell(item.plan, self._context.spool.summaries()) is None:
+                    return pb.CancelReply(cancelled=False, detail=f"plan {wanted} is done")
+                self._mark(item, "cancelled", "cancelled by the user")
+                if running:
+                    self._cancel = "the plan was cancelled"
+        self._context.wake()
+        return pb.CancelReply(cancelled=True, detail=self._cancel or "the plan was cancelled before it began")
+
+    def tell(self, run_id: bytes, note: pb.Note) -> bool:
+        """Add a host's evidence to the run that is open; False when it is not this one, or none."""
+        with self._lock:
+            live = self._live
+            if live is None or live.run_id != run_id:
+                return False
+            try:
+                live.writer.append("note", note, self._context.clock.boot_ns())
+            except SpoolError:
+                return False  # it ended at this moment
+        return True
+
+    def listing(self) -> list[pb.PlanListing]:
+        """Every plan and how far it is."""
+        with self._lock:
+            plans, current = list(self._plans), self._current
+        runs = self._context.spool.summaries()
+        return [self._listed(item, runs, item.plan.plan_id == current) for item in plans]
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until nothing is left to do."""
+        return self._idle.wait(timeout_s)
+
+    # ---------------------------------------------------------------- the thread
+
+    def run(self) -> None:
+        """Adopt what an agent before left, then run plans until told to stop."""
+        context = self._context
+        try:
+            self._adopt()
+            while not context.stop.is_set():
+                since = context.wakes
+                todo = self._next()
+                if todo is None:
+                    self._rest(since)
+                    continue
+                item, cell, attempt = todo
+                if not self._within_limits(item):
+                    continue
+                self._one(item, cell, attempt)
+        except AgentStopping:
+            log.info("stopping; a running engine goes on and is adopted by the next agent")
+        finally:
+            context.set_now(state="stopping", run_id=b"")
+            self._wake_lock.release()
+
+    def _adopt(self) -> None:
+        adopted = adopt.adopt_all(self._context, lambda: self._cancel, self._limits, self._opened_adopted)
+        for plan_id, ended in adopted:
+            log.info("run %s was adopted and is %s (%s)", ended.run_id.hex()[:8], ended.outcome, ended.cause)
+            with self._lock:
+                item = next((item for item in self._plans if item.plan.plan_id == plan_id), None)
+            if item is not None:
+                self._after(item, ended)
+
+    def _one(self, item: Queued, cell: pb.Cell, attempt: int) -> None:
+        held = self._wake_lock.acquire()
+        with self._lock:
+            self._cancel = ""
+            self._current = item.plan.plan_id
+            if item.state:  # cancelled since it was chosen
+                self._current = None
+                return
+        try:
+            ended = run_attempt(
+                self._context,
+                item.plan,
+                cell,
+                attempt,
+                cancelled=lambda: self._cancel,
+                opened=self._opened,
+                wake_lock=held,
+            )
+            log.info("cell %s attempt %d: %s (%s)", cell.name, attempt, ended.outcome, ended.cause)
+            self._after(item, ended)
+        except (OSError, SpoolError) as error:
+            # No room for a record, most likely: waiting is all that can be done, the host may free some.
+            log.error("cell %s cannot be run: %s", cell.name, error)
+            self._context.pause(TROUBLE_PAUSE_S)
+        finally:
+            with self._lock:
+                self._current = None
+                self._cancel = ""
+            self._context.set_now(state="between", run_id=b"", phase="")
+            self._context.spool.save_acknowledgements()
+            self._context.spool.delete_acknowledged()
+
+    def _opened(self, live: Live | None) -> None:
+        with self._lock:
+            self._live = live
+
+    def _opened_adopted(self, live: Live | None) -> None:
+        with self._lock:
+            self._live = live
+            self._current = live.plan_id if live is not None else None
+
+    def _after(self, item: Queued, ended: Ended) -> None:
+        if ended.gate_policy == "abort":
+            with self._lock:
+                self._mark(item, "stopped", f"{ended.cause} gave up and its policy is abort")
+
+    def _next(self) -> tuple[Queued, pb.Cell, int] | None:
+        runs = self._context.spool.summaries()
+        with self._lock:
+            waiting = [item for item in self._plans if not item.state]
+        for item in waiting:
+            found = next_cell(item.plan, runs)
+            if found is not None:
+                return item, *found
+        return None
+
+    def _rest(self, since: int) -> None:
+        self._wake_lock.release()
+        self._context.set_now(state="idle", plan_id="", plan_name="", cell="", cells=0, run_id=b"", phase="")
+        with self._lock:
+            if self._context.wakes == since:
+                self._idle.set()
+        # Woken by `submit`; now and then all the same, since a host may have taken what was kept.
+        self._context.pause(60.0, since)
+        self._context.spool.delete_acknowledged()
+
+    def _within_limits(self, item: Queued) -> bool:
+        """Whether the plan may go on. What a limit leaves unrun is on record, cell by cell, with the reason."""
+        why = self._limit_reached(item)
+        if not why:
+            return True
+        with self._lock:
+            self._mark(item, "stopped", why)
+        while (todo := next_cell(item.plan, self._context.spool.summaries())) is not None:
+            record_unrun(self._context, item.plan, *todo, limit=why)
+        return False
+
+    def _limit_reached(self, item: Queued) -> str:
+        limits = item.plan.limits
+        runs = [run for run in self._context.spool.summaries() if run.plan_id == item.plan.plan_id and run.started]
+        if limits.HasField("total_s") and runs:
+            took_s = (time.time_ns() - min(run.started_wall_ns for run in runs)) / 1e9
+            if took_s > limits.total_s:
+                return f"total_s: {took_s:.0f} s since its first cell, at most {limits.total_s:g}"
+        if limits.HasField("min_free_bytes") and self._context.free_bytes() < limits.min_free_bytes:
+            return f"min_free_bytes: {self._context.free_bytes()} bytes free, at least {limits.min_free_bytes}"
+        if limits.HasField("min_battery_pct"):
+            gates = self._context.gates
+            level, charging = gates.read("battery_pct").value, gates.read("charging").value
+            if level is not None and level < limits.min_battery_pct and not charging:
+                return f"min_battery_pct: {level:g} % and not charging, at least {limits.min_battery_pct:g} %"
+        return ""
+
+    def _limits(self, plan_id: str) -> pb.Limits:
+        with self._lock:
+            found = next((item.plan for item in self._plans if item.plan.plan_id == plan_id), None)
+        return found.limits if found is not None else pb.Limits()
+
+    # ---------------------------------------------------------------- on disk
+
+    def _load(self) -> list[Queued]:
+        plans: list[Queued] = []
+        names = sorted(os.listdir(self._folder)) if self._folder.is_dir() else []
+        for name in names:
+            match = _FILE.fullmatch(name)
+            if not match:
+                continue
+            try:
+                plan = pb.Plan.FromString((self._folder / name).read_bytes())
+            except Exception:  # protobuf's DecodeError, or an unreadable file: one plan must not stop the others
+                log.exception("%s cannot be read and is left out", self._folder / name)
+                continue
+            item = Queued(int(match[1]), plan)
+            try:
+                facts = json.loads((self._folder / f"{plan.plan_id}.state").read_text(encoding="utf-8"))
+                item.state, item.why = str(facts["state"]), str(facts["why"])
+            except (OSError, ValueError, KeyError, TypeError):
+                pass
+            plans.append(item)
+        return plans
+
+    def _mark(self, item: Queued, state: str, why: str) -> None:
+        item.state, item.why = state, why
+        write_private(self._folder / f"{item.plan.plan_id}.state", json.dumps({"state": state, "why": why}) + "\n")
+
+    @staticmethod
+    def _listed(item: Queued, runs: Sequence[RunSummary], running: bool) -> pb.PlanListing:
+        plan = item.plan
+        own: dict[int, list[RunSummary]] = {}
+        for run in runs:
+            if run.plan_id == plan.plan_id and run.started:
+                own.setdefault(run.cell_index, []).append(run)
+        done = sum(
+            1
+            for cell in plan.cells
+            if (tried := own.get(cell.index)) and all(run.ended for run in tried) and next_attempt(cell, tried) is None
+        )
+        state = item.state or ("done" if done == len(plan.cells) else "running" if running else "queued")
+        return pb.PlanListing(
+            plan_id=plan.plan_id, name=plan.name, cells=len(plan.cells), done=done, state=state, why=item.why
+        )
+
+
+def _same(one: pb.Plan, other: pb.Plan) -> bool:
+    """The same plan handed in again, perhaps at another time."""
+    a, b = pb.Plan(), pb.Plan()
+    a.CopyFrom(one)
+    b.CopyFrom(other)
+    a.submitted_wall_ns = b.submitted_wall_ns = 0
+    return a.SerializeToString(deterministic=True) == b.SerializeToString(deterministic=True)
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.new")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
