@@ -27,6 +27,8 @@ from bmoe_agent.sampling.observer import boot_ns
 
 TOLD_AGE_S = 60.0
 _TERMUX_API_S = 8.0
+# It starts an Android process of its own: asked once for both values, and not while a cell would notice.
+_TERMUX_API_EVERY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class Sources:
         self._clock_ns = clock_ns
         self._probe = probe or _probe
         self._termux_api: str | None = None if roots.substituted else shutil.which("termux-battery-status")
+        self._termux_said: tuple[dict[str, object], int] = ({}, 0)
         self._zones = nodes.cpu_zones(roots)
         self._readers: Mapping[str, Callable[[], Reading]] = {
             "cpu_temp_c": self._cpu_temp,
@@ -202,13 +205,16 @@ class Sources:
             return Reading(
                 None, "the battery is not readable for this app: install Termux:API, or keep a host connected"
             )
+        facts, at_ns = self._termux_said
         try:
-            ran = subprocess.run(
-                [self._termux_api], capture_output=True, timeout=_TERMUX_API_S, check=True, stdin=subprocess.DEVNULL
-            )
-            facts = json.loads(ran.stdout)
+            if not facts or self._clock_ns() - at_ns > _TERMUX_API_EVERY_S * 1e9:
+                ran = subprocess.run(
+                    [self._termux_api], capture_output=True, timeout=_TERMUX_API_S, check=True, stdin=subprocess.DEVNULL
+                )
+                facts = json.loads(ran.stdout)
+                self._termux_said = (facts, self._clock_ns())
             plugged = str(facts.get("plugged", "UNPLUGGED")).upper() != "UNPLUGGED"
-            value = float(facts["percentage"]) if name == "battery_pct" else float(plugged)
+            value = float(str(facts["percentage"])) if name == "battery_pct" else float(plugged)
         except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError) as problem:
             # Without the Android app the command hangs; asking again at every reading would stall every gate.
             self._termux_api = None

@@ -50,9 +50,15 @@ class Mapped:
     """One file mapped for asking. A mapping pins the file's inode, so a model replaced meanwhile is still the one asked about."""
 
     def __init__(self, path: str, page_bytes: int | None = None) -> None:
-        """Raises MincoreError when the file cannot be opened or mapped."""
+        """Raises MincoreError when the file cannot be opened or mapped.
+
+        `page_bytes` may be several of the kernel's pages (a device with larger ones is stood in for): such a page is resident
+        when all of it is. Anything else than a multiple is the kernel's own size.
+        """
         self._library = _library()
-        self.page_bytes = page_bytes or os.sysconf("SC_PAGE_SIZE")
+        kernel_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._answers = max(1, (page_bytes or 0) // kernel_bytes) if (page_bytes or 0) % kernel_bytes == 0 else 1
+        self.page_bytes = kernel_bytes * self._answers
         self.path = path
         self._address = 0
         try:
@@ -87,26 +93,42 @@ class Mapped:
 
     def resident(self, pages: Sequence[int]) -> bytes:
         """One byte a page, 1 where it is in memory. Raises MincoreError."""
-        vector = ctypes.create_string_buffer(max(1, len(pages)))
+        each = self._answers
+        # The last page of a file may get fewer answers than it has room for: what is past the end is not missing.
+        vector = ctypes.create_string_buffer(b"\1" * (each * len(pages)), max(1, each * len(pages)))
         at, base, size, mincore = ctypes.addressof(vector), self._address, self.page_bytes, self._library.mincore
         for number, page in enumerate(pages):
-            if mincore(base + page * size, size, at + number):
+            if not 0 <= page < self.pages:
+                raise IndexError(f"page {page} of {self.pages}")
+            length = size if page < self.pages - 1 else self.size - page * size
+            if mincore(base + page * size, length, at + number * each):
                 self._refused()
-        return vector.raw[: len(pages)]
+        return self._folded(vector.raw[: each * len(pages)])
 
     def count(self, first: int, last: int) -> int:
         """How many of the pages first..last-1 are in memory. Raises MincoreError."""
+        if not 0 <= first <= last <= self.pages:
+            raise IndexError(f"pages {first} to {last} of {self.pages}")
         if self._window is None:
-            self._window = ctypes.create_string_buffer(WINDOW_PAGES)
+            self._window = ctypes.create_string_buffer(WINDOW_PAGES * self._answers)
         found = 0
         for begin in range(first, last, WINDOW_PAGES):
             pages = min(WINDOW_PAGES, last - begin)
             length = min(pages * self.page_bytes, self.size - begin * self.page_bytes)
+            if self._answers > 1:
+                ctypes.memset(self._window, 1, pages * self._answers)
             if self._library.mincore(self._address + begin * self.page_bytes, length, self._window):
                 self._refused()
-            # The kernel sets the lowest bit and leaves the others clear, so whole bytes can be counted.
-            found += ctypes.string_at(self._window, pages).count(1)
+            found += self._folded(ctypes.string_at(self._window, pages * self._answers)).count(1)
         return found
+
+    def _folded(self, answers: bytes) -> bytes:
+        """The kernel's answers to ours. It sets the lowest bit and leaves the others clear, so whole bytes can be compared."""
+        if self._answers == 1:
+            return answers
+        whole = b"\1" * self._answers
+        starts = range(0, len(answers), self._answers)
+        return bytes(answers[start : start + self._answers] == whole for start in starts)
 
     def close(self) -> None:
         """Unmap."""

@@ -99,6 +99,8 @@ def around(roots: Roots) -> list[str]:
         if name.startswith("cooling_device"):
             found += [f"{THERMAL}/{name}/type", f"{THERMAL}/{name}/cur_state"]
     for name in supplies(roots):
-        found += [f"{SUPPLY}/{name}/{node}" for node in (*_SUPPLY_FAST, *_SUPPLY_AROUND)]
+        # A charger has no capacity and a battery is not "online": only what is there can be refused.
+        has = set(roots.names(f"{SUPPLY}/{name}"))
+        found += [f"{SUPPLY}/{name}/{node}" for node in (*_SUPPLY_FAST, *_SUPPLY_AROUND) if node in has]
     found += [f"sys/block/{name}/mm_stat" for name in roots.names("sys/block") if name.startswith("zram")]
     return [node for node in found if node not in quick]

@@ -5,7 +5,7 @@ protobuf on Termux is the pure-Python runtime and this runs every second beside 
 
 A file that refuses is told with its errno the first time, left out afterwards, and tried again for the samples around the
 measured part. A descriptor of /proc/<pid> belongs to that process alone: when it is gone reads fail with ESRCH, whoever
-gets its pid later.
+gets its pid later; so nothing of the engine is opened again once a read has said so.
 
 What never changes (hardware limits of frequency domains, types of zones) is read once and put into every sample, so that
 each can be read alone.
@@ -24,8 +24,8 @@ from bmoe_agent.roots import Roots
 from bmoe_agent.sampling import nodes
 
 FULL_KINDS = frozenset({"entry", "exit", "turn", "idle"})
-# smaps_rollup walks the engine's page tables under its own mmap lock (law 7).
-SMAPS_KINDS = frozenset({"entry", "exit"})
+# smaps_rollup walks the engine's page tables under its own mmap lock (law 7). At launch there is nothing mapped to walk yet.
+SMAPS_KINDS = frozenset({"entry", "launch", "exit"})
 _READ_BYTES = 16383  # the longest length in two bytes; meminfo, status and stat are 1 to 2 KiB
 _READ_BYTES_AROUND = 1 << 18  # /proc/stat has a number for every interrupt
 _VERSION = bytes([VERSION])
@@ -51,6 +51,8 @@ class Sampler:
         self._prefix: dict[str, bytes] = {}
         self.samples = 0
         self.sampling_ns = 0
+        self._around_listed = False
+        self._quick = frozenset(nodes.fast(roots))
         self._open(nodes.fast(roots), self._fast)
         if pid is not None:
             self.attach(pid)
@@ -111,11 +113,11 @@ class Sampler:
         self._pread(self._fast, parts)
         if full:
             self._pread(self._around, parts, _READ_BYTES_AROUND)
-            if kind in SMAPS_KINDS:
-                self._pread(self._smaps, parts)
             if self._full_constants is None:
                 self._full_constants = self._once(nodes.around_constants(self._roots))
             parts.append(self._full_constants)
+        if kind in SMAPS_KINDS:
+            self._pread(self._smaps, parts)
         # What broke during this reading is told in the same sample.
         if self._pending:
             parts += self._pending
@@ -163,21 +165,35 @@ class Sampler:
         self._pending.append(refusal(_shown(node), code))
 
     def _retry(self) -> None:
-        """Open what refused before and what only full samples read."""
-        known = {node for group in (self._fast, self._around, self._smaps) for _, _, node in group}
+        """Open what refused before, and at the first full sample what only full samples read."""
+        if not self._around_listed:
+            self._around_listed = True
+            self._open(nodes.around(self._roots), self._around)
         retried, self._told = self._told, {}
         self._pending.clear()
-        quick = set(nodes.fast(self._roots)) | {
-            n for n in retried if _is_engine(n) and n.rpartition("/")[2] in nodes.ENGINE_FAST
-        }
+        engine_lives = self._engine_lives()
         for node in retried:
+            if _is_engine(node) and not engine_lives:
+                self._tell(node, retried[node])
+                continue
             if node.endswith("/smaps_rollup"):
                 group = self._smaps
+            elif node in self._quick or (_is_engine(node) and node.rpartition("/")[2] in nodes.ENGINE_FAST):
+                group = self._fast
             else:
-                group = self._fast if node in quick else self._around
+                group = self._around
             self._open([node], group, _directory(node))
-        wanted = [node for node in nodes.around(self._roots) if node not in known and node not in retried]
-        self._open(wanted, self._around)
+
+    def _engine_lives(self) -> bool:
+        """Whether the engine's pid still is the engine: asked of the descriptor that was opened when it was."""
+        for descriptor, _, node in self._fast:
+            if _is_engine(node):
+                try:
+                    os.pread(descriptor, 1, 0)
+                except OSError:
+                    return False
+                return True
+        return False
 
     def _once(self, wanted: Iterable[str]) -> bytes:
         """Entries of files that are read once."""
