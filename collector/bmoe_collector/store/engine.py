@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, create_engine, event, inspect, make_url, select, text
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from bmoe_collector.store import schema
@@ -123,6 +124,14 @@ def bulk(connection: Connection, table: Table, columns: Sequence[str], rows: Ite
     with driver.cursor() as cursor, cursor.copy(f'COPY "{table.name}" ({quoted}) FROM STDIN') as copy:
         for row in rows:
             copy.write_row(row)
+
+
+def insert_new(connection: Connection, table: Table, values: dict[str, Any]) -> None:
+    """Insert a row unless one with its key is there: two hosts may meet the same plan or phone at once."""
+    if connection.dialect.name == "sqlite":
+        connection.execute(sqlite.insert(table).values(**values).on_conflict_do_nothing())
+    else:
+        connection.execute(postgresql.insert(table).values(**values).on_conflict_do_nothing())
 
 
 def normal_url(url: str) -> str:

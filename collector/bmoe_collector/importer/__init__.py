@@ -1,0 +1,1 @@
+"""Files of an engine into the store: recognise, group, identify, write."""

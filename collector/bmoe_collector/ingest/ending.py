@@ -1,0 +1,220 @@
+"""How a run ended, and whether its record is whole: judged again on the host from what is stored.
+
+In: a `RunReader` that has read every frame. Out: column values of `runs`. The outcome comes from the same function as
+on the phone (`bmoe_proto.outcome`), from facts read out of the record, so that it can be redone when rules improve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from bmoe_proto.outcome import EndFacts, Outcome, decide
+from bmoe_proto.v1 import telemetry_pb2 as pb
+
+from bmoe_collector.ingest import told
+from bmoe_collector.ingest.reader import RunReader
+from bmoe_collector.store.engine import view
+
+N_PREDICT = ("-n", "--n-predict")
+
+
+def end_facts(reader: RunReader) -> EndFacts:
+    """What the record says of the run's end, as the phone's own runner counts it."""
+    ended, said, started = reader.ended, reader.stdout, reader.started
+    if ended is None:
+        return EndFacts(ended=False)
+    turns: Sequence[pb.Turn] = tuple(started.cell.turns) if started is not None else ()
+    session = bool(turns)
+    rejected = sum(not _expected(turns, said.requests.get(number or 0), "expect_rejected") for number in said.rejected)
+    unplanned = sum(
+        request.state == "cancelled" and not _cancel_planned(turns, request.index) for request in said.requests.values()
+    )
+    end_seen = said.report_seen or said.done > 0 or said.decided > 0
+    code = ended.exit_code if ended.HasField("exit_code") else None
+    watchdog, gate = reader.watchdog, reader.gave_up if not ended.launched else None
+    return EndFacts(
+        launched=ended.launched,
+        exit_observed=ended.exit_observed,
+        exit_code=code,
+        signal=ended.signal if ended.HasField("signal") else None,
+        ended_by=ended.ended_by or "unknown",
+        cancelled=ended.ended_by == "user",
+        tokens_asked=tokens_asked(started) or said.steps_asked if ended.launched else None,
+        tokens_got=said.tokens if ended.launched else None,
+        # The engine stops before the tokens asked for only at an end of generation: a clean end says it was one.
+        ended_by_eog=code == 0 and end_seen,
+        end_record=end_seen if ended.launched and not session else None,
+        fatal_error=said.fatal_error,
+        turns_asked=ended.turns_asked,
+        turns_sent=ended.turns_sent,
+        turns_ended=max(0, ended.turns_ended - rejected - unplanned),
+        turns_rejected=rejected,
+        turns_cancelled=unplanned,
+        stderr_tail=reader.streams[pb.STREAM_STDERR].tail,
+        watchdog=watchdog.rule if watchdog is not None else "",
+        watchdog_detail=_watchdog_detail(watchdog),
+        gate=gate.gate if gate is not None else "",
+        gate_detail=_gate_detail(gate),
+        launch_error=reader.launch_error,
+        disk_full=ended.cause == "disk_full",
+        kill_evidence=tuple(reader.kill_evidence),
+        abandoned=ended.cause == "abandoned",
+    )
+
+
+def _expected(turns: Sequence[pb.Turn], request: Any, name: str) -> bool:
+    return request is not None and request.index < len(turns) and bool(getattr(turns[request.index], name))
+
+
+def _cancel_planned(turns: Sequence[pb.Turn], index: int) -> bool:
+    turn = turns[index] if index < len(turns) else None
+    return turn is not None and (turn.HasField("cancel_after_ms") or turn.HasField("cancel_after_tokens"))
+
+
+def _watchdog_detail(report: pb.WatchdogReport | None) -> str:
+    if report is None:
+        return ""
+    return view(report.detail) or f"{report.rule}: {report.seen:g} {report.unit}, bound {report.bound:g} {report.unit}"
+
+
+def _gate_detail(report: pb.GateReport | None) -> str:
+    if report is None:
+        return ""
+    last = f"{report.last:g} {report.unit}" if report.HasField("last") else "nothing readable"
+    return f"{report.asked or report.gate}: {report.state} after {report.waited_ns / 1e9:.0f} s, last {last}"
+
+
+def tokens_asked(started: pb.RunStarted | None) -> int | None:
+    """How many tokens the cell asks for, all turns together; None when that cannot be known before it runs."""
+    if started is None:
+        return None
+    cell = started.cell
+    default: int | None = cell.n_predict or None
+    flags = [view(item) for item in cell.flags]
+    for flag, value in pairwise(flags):
+        if flag in N_PREDICT:
+            default = int(value) if value.isdigit() else None
+    if not cell.turns:
+        return default
+    total = 0
+    for turn in cell.turns:
+        if turn.kind == "decide" or turn.expect_rejected:
+            continue
+        if turn.HasField("cancel_after_ms") or turn.HasField("cancel_after_tokens"):
+            return None
+        asked = turn.n_predict if turn.HasField("n_predict") else default
+        if asked is None:
+            return None
+        total += asked
+    return total
+
+
+def columns(reader: RunReader) -> dict[str, Any]:
+    """Columns of `runs` that say how it ended (`started` while nothing says so)."""
+    ended = reader.ended
+    outcome: Outcome = decide(end_facts(reader))
+    values: dict[str, Any] = {
+        "outcome": outcome.outcome,
+        "cause": outcome.cause or None,
+        "evidence": list(outcome.evidence),
+        "ended": ended is not None,
+    }
+    if ended is None:
+        return values
+    if ended.outcome and ended.outcome != outcome.outcome:
+        reader.problems.append(f"the phone said {ended.outcome} ({ended.cause}), the record says {outcome.outcome}")
+    return values | {
+        "launched": ended.launched,
+        "exit_observed": ended.exit_observed,
+        "exit_code": ended.exit_code if ended.HasField("exit_code") else None,
+        "signal": ended.signal if ended.HasField("signal") else None,
+        "ended_by": (ended.ended_by or "unknown")[:16],
+        "ended_boot_ns": reader.ended_boot_ns,
+        "ended_wall_ns": told.clock(ended.clock, reader.ended_boot_ns),
+        "turns_asked": ended.turns_asked,
+        "turns_sent": ended.turns_sent,
+        "turns_ended": ended.turns_ended,
+        "run_ended": told.message(ended),
+    }
+
+
+def completeness(reader: RunReader, artifacts: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+    """Whether the record is whole: `complete`, `reasons`, frame and gap counts.
+
+    `artifacts`: name to (state, problem) as stored. Every count and hash the run's last frame carries is compared with
+    what is here (law 3).
+    """
+    reasons: list[str] = []
+    ended = reader.ended
+    declared = 0
+    if ended is None:
+        reasons.append("no end of the record yet")
+    else:
+        declared = sum(count.frames for count in ended.segments) + 1
+        reasons += _segments(reader, ended)
+        reasons += _streams(reader, ended)
+        reasons = file_reasons(artifacts) + reasons
+    if reader.gaps:
+        reasons.append(f"{reader.gaps} gaps in the record")
+    reasons += [f"segment {each.segment[:8]}: {each.problem}" for each in reader.segments.values() if each.problem]
+    frames = sum(segment.frames for segment in reader.segments.values())
+    return {
+        "complete": not reasons,
+        "reasons": reasons,
+        "frames": frames,
+        "frames_declared": declared if ended is not None else None,
+        "segments": len(reader.segments),
+        "gaps": reader.gaps,
+    }
+
+
+def file_reasons(artifacts: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Reasons for incompleteness that are about fetched files: name to (state, problem)."""
+    reasons: list[str] = []
+    for name, (state, problem) in sorted(artifacts.items()):
+        if state == "awaited":
+            reasons.append(f"artifact {name} has not been fetched yet")
+        elif state == "given_up":
+            reasons.append(f"artifact {name} cannot be had: {problem}")
+    return reasons
+
+
+def _segments(reader: RunReader, ended: pb.RunEnded) -> list[str]:
+    reasons: list[str] = []
+    known = {count.segment.hex() for count in ended.segments}
+    for count in ended.segments:
+        name = count.segment.hex()
+        here = reader.segments.get(name)
+        if here is None:
+            reasons.append(f"segment {name[:8]}: none of its {count.frames} frames are here")
+            continue
+        own = name == reader.ended_segment
+        frames = reader.ended_seq if own else here.frames
+        digest = reader.ended_own if own else here.sha.digest()
+        if frames < count.frames:
+            reasons.append(f"segment {name[:8]}: {frames} of {count.frames} frames are here")
+        elif frames > count.frames:
+            # A spool that lost its tail: what is here is more than the phone still has. It is kept, and said.
+            reasons.append(f"segment {name[:8]}: {frames} frames are here, the phone kept {count.frames}")
+        elif count.sha256 and digest != count.sha256:
+            reasons.append(f"segment {name[:8]}: its frames' hash is not the one the phone made")
+    reasons += [f"segment {name[:8]} is not in the phone's count" for name in reader.segments if name not in known]
+    return reasons
+
+
+def _streams(reader: RunReader, ended: pb.RunEnded) -> list[str]:
+    reasons: list[str] = []
+    for number, name, size, sha in (
+        (pb.STREAM_STDOUT, "stdout", ended.stdout_bytes, ended.stdout_sha256),
+        (pb.STREAM_STDERR, "stderr", ended.stderr_bytes, ended.stderr_sha256),
+    ):
+        stream = reader.streams[number]
+        if not sha and not size:
+            continue
+        if stream.offset != size:
+            reasons.append(f"{name}: {stream.offset} bytes are here, the engine wrote {size}")
+        elif sha and stream.sha.digest() != sha:
+            reasons.append(f"{name}: its hash is not the one the phone made")
+    return reasons

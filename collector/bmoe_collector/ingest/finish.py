@@ -1,0 +1,270 @@
+"""What is written about a run beside its rows: how far it is, how it ended, its files, whether it is whole.
+
+In: an open transaction and a reader, or a file that was fetched. Out: columns of `runs`, rows of `artifacts` and
+`run_files`, rows made from the metrics CSV. All of it can be repeated with the same result.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from bmoe_proto import framing
+from bmoe_proto.contract.metrics import NotOursError, parse_metrics
+from bmoe_proto.v1 import telemetry_pb2 as pb
+from sqlalchemy import Connection, func, insert, select, update
+
+from bmoe_collector.ingest import ending, files, identity
+from bmoe_collector.ingest.reader import RunReader
+from bmoe_collector.ingest.record import put_started
+from bmoe_collector.ingest.sink import Sink
+from bmoe_collector.store.artifacts import Artifacts
+from bmoe_collector.store.engine import Store, plain, wall_ns
+from bmoe_collector.store.schema import ARTIFACTS, RUN_FILES, RUNS, TOKENS_CSV
+
+log = logging.getLogger(__name__)
+HOST_NOTES = 1 << 30
+"""Places of notes that a host added; those of the phone's record are below."""
+
+
+def columns(connection: Connection, reader: RunReader) -> None:
+    """Bring the run's row to where the reader is."""
+    run_no = reader.run_no
+    said = reader.stdout
+    values: dict[str, Any] = dict(reader.changes)
+    if "started_boot_ns" in values:
+        put_started(connection, reader)
+    values["n_tokens"] = said.tokens
+    values["n_turns"] = said.turns
+    if said.ready is not None:
+        values["ready"] = plain(said.ready)
+    if reader.ended is not None:
+        _expect_files(connection, reader)
+        _absorb_imports(connection, run_no)
+        values |= ending.columns(reader)
+        merged = files.merge_turns(connection, run_no)
+        values["n_turns"] = merged["n_turns"]
+        values["n_tokens"] = _csv_tokens(connection, run_no) or said.tokens or merged["n_tokens"]
+    whole = ending.completeness(reader, artifact_states(connection, run_no) if reader.ended else {})
+    values |= {"completeness": whole, "complete": whole["complete"], "changed_wall_ns": wall_ns()}
+    if reader.problems:
+        earlier = connection.execute(select(RUNS.c.problems).where(RUNS.c.run_no == run_no)).scalar() or []
+        values["problems"] = [{"what": text} for text in reader.problems] + [each for each in earlier if "file" in each]
+    connection.execute(update(RUNS).where(RUNS.c.run_no == run_no).values(**values))
+    reader.changes.clear()
+
+
+def _csv_tokens(connection: Connection, run_no: int) -> int:
+    query = select(func.count()).select_from(TOKENS_CSV).where(TOKENS_CSV.c.run_no == run_no)
+    return int(connection.execute(query).scalar() or 0)
+
+
+def artifact_states(connection: Connection, run_no: int) -> dict[str, tuple[str, str]]:
+    """State and problem of a run's fetched files (its streams come in frames, not as files)."""
+    rows = connection.execute(
+        select(ARTIFACTS.c.name, ARTIFACTS.c.state, ARTIFACTS.c.problem)
+        .where(ARTIFACTS.c.run_no == run_no)
+        .where(ARTIFACTS.c.kind.not_in(("stdout", "stderr")))
+    )
+    return {name: (state, problem or "") for name, state, problem in rows}
+
+
+def _expect_files(connection: Connection, reader: RunReader) -> None:
+    """Rows for the files that the run's end names."""
+    ended = reader.ended
+    assert ended is not None
+    have = set(connection.execute(select(ARTIFACTS.c.name).where(ARTIFACTS.c.run_no == reader.run_no)).scalars())
+    expected = [(facts.name, facts.kind, facts.size, facts.sha256, facts.problem) for facts in ended.artifacts]
+    expected.append(("stdout", "stdout", ended.stdout_bytes, ended.stdout_sha256, ""))
+    expected.append(("stderr", "stderr", ended.stderr_bytes, ended.stderr_sha256, ""))
+    for name, kind, size, sha, problem in expected:
+        stream = kind in ("stdout", "stderr")
+        if name in have or (stream and not size):
+            continue
+        state = "awaited" if sha or stream else "given_up"
+        connection.execute(
+            insert(ARTIFACTS).values(
+                run_no=reader.run_no,
+                name=name[:255],
+                kind=(kind or "other")[:24],
+                size=min(size, (1 << 63) - 1),
+                sha256=sha.hex(),
+                state=state,
+                problem=problem or None,
+            )
+        )
+        if sha and size:
+            put_file(connection, reader.run_no, sha.hex(), kind or "other", name, size, "agent")
+
+
+def put_file(connection: Connection, run_no: int, sha256: str, kind: str, name: str, size: int, origin: str) -> bool:
+    """Note that a file with this hash is the run's; False when it is known already."""
+    known = select(RUN_FILES.c.sha256).where(RUN_FILES.c.run_no == run_no, RUN_FILES.c.sha256 == sha256)
+    if connection.execute(known).first() is not None:
+        return False
+    connection.execute(
+        insert(RUN_FILES).values(
+            run_no=run_no, sha256=sha256, kind=kind[:24], name=name, size=min(size, (1 << 63) - 1), origin=origin
+        )
+    )
+    return True
+
+
+def _absorb_imports(connection: Connection, run_no: int) -> None:
+    """Runs that were imported from this run's files before it was delivered are this run."""
+    rows = connection.execute(select(RUN_FILES.c.sha256, RUN_FILES.c.kind).where(RUN_FILES.c.run_no == run_no))
+    mine = dict(rows.tuples())
+    for match in identity.matches(connection, mine, but=run_no):
+        if match.source == "import":
+            log.info("run %s had been imported as %s", run_no, match.run_id)
+            identity.absorb(connection, run_no, match.run_no)
+
+
+def artifact(connection: Connection, artifacts: Artifacts, run_no: int, name: str, kind: str, sha256: str) -> bool:
+    """Note a file that is in the artifact store now, and make its rows; False when it was there already."""
+    here = (ARTIFACTS.c.run_no == run_no, ARTIFACTS.c.name == name)
+    row = connection.execute(select(ARTIFACTS).where(*here)).mappings().first()
+    if row is not None and row["state"] == "stored" and row["sha256"] == sha256:
+        return False
+    data = artifacts.get(sha256) if kind == "metrics" else b""
+    size = len(data) if data else sum(map(len, artifacts.chunks(sha256)))
+    values = {"kind": kind[:24], "size": size, "sha256": sha256, "state": "stored"}
+    if row is None:
+        connection.execute(insert(ARTIFACTS).values(run_no=run_no, name=name, **values))
+    else:
+        connection.execute(update(ARTIFACTS).where(*here).values(**values))
+    if size:
+        put_file(connection, run_no, sha256, kind, name, size, "agent")
+    if kind == "metrics":
+        metrics(connection, run_no, name, data)
+        merged = files.merge_turns(connection, run_no)
+        tokens = _csv_tokens(connection, run_no)
+        extra = {"n_tokens": tokens} if tokens else {}
+        connection.execute(update(RUNS).where(RUNS.c.run_no == run_no).values(n_turns=merged["n_turns"], **extra))
+    _artifact_reasons(connection, run_no)
+    return True
+
+
+def metrics(connection: Connection, run_no: int, name: str, data: bytes) -> None:
+    """Rows of a metrics CSV; a second one of the same run is kept as a file only."""
+    if not data:
+        return
+    if _csv_tokens(connection, run_no):
+        file_problems(connection, run_no, name, [(0, "a second metrics file of the run: kept, its rows are not")])
+        return
+    try:
+        file = parse_metrics(data)
+    except NotOursError as error:
+        file_problems(connection, run_no, name, [(0, str(error))])
+        return
+    sink = Sink(run_no)
+    files.metrics_rows(sink, file)
+    sink.flush(connection)
+    files.put_config(connection, files.config_row(run_no, file))
+    file_problems(connection, run_no, name, [(each.line, each.what) for each in file.problems])
+
+
+def file_problems(connection: Connection, run_no: int, name: str, found: Sequence[tuple[int, str]]) -> None:
+    """Add what of a file was not understood to the run's problems."""
+    if not found:
+        return
+    earlier = connection.execute(select(RUNS.c.problems).where(RUNS.c.run_no == run_no)).scalar() or []
+    fresh = [{"file": name, "line": line, "what": what} for line, what in found]
+    rest = [each for each in earlier if each not in fresh]
+    connection.execute(update(RUNS).where(RUNS.c.run_no == run_no).values(problems=rest + fresh))
+
+
+def _artifact_reasons(connection: Connection, run_no: int) -> None:
+    """Bring the reasons for incompleteness that are about files up to date."""
+    whole: Mapping[str, Any] = (
+        connection.execute(select(RUNS.c.completeness).where(RUNS.c.run_no == run_no)).scalar() or {}
+    )
+    reasons = [reason for reason in whole.get("reasons", ()) if not reason.startswith("artifact ")]
+    reasons = ending.file_reasons(artifact_states(connection, run_no)) + reasons
+    values = {**whole, "complete": not reasons, "reasons": reasons}
+    connection.execute(
+        update(RUNS)
+        .where(RUNS.c.run_no == run_no)
+        .values(completeness=values, complete=not reasons, changed_wall_ns=wall_ns())
+    )
+
+
+def given_up(connection: Connection, run_id: str, name: str, why: str) -> None:
+    """A file that cannot be had any more."""
+    run_no = connection.execute(select(RUNS.c.run_no).where(RUNS.c.run_id == run_id)).scalar_one()
+    connection.execute(
+        update(ARTIFACTS)
+        .where(ARTIFACTS.c.run_no == run_no, ARTIFACTS.c.name == name, ARTIFACTS.c.state == "awaited")
+        .values(state="given_up", problem=why)
+    )
+    _artifact_reasons(connection, run_no)
+
+
+def files_again(connection: Connection, artifacts: Artifacts, run_no: int) -> None:
+    """Make the rows of a run's stored files again."""
+    rows = connection.execute(
+        select(ARTIFACTS.c.name, ARTIFACTS.c.sha256)
+        .where(ARTIFACTS.c.run_no == run_no, ARTIFACTS.c.kind == "metrics", ARTIFACTS.c.state == "stored")
+        .order_by(ARTIFACTS.c.name)
+    )
+    for name, sha256 in rows.all():
+        metrics(connection, run_no, name, artifacts.get(sha256))
+
+
+def stream_bytes(connection: Connection, run_no: int) -> dict[int, bytes]:
+    """stdout, stderr and stdin of an agent's run, assembled from its frames (gaps are left out)."""
+    from bmoe_collector.ingest.rebuild import stored_order
+    from bmoe_collector.store.schema import BLOCKS
+
+    joined: dict[int, bytearray] = {pb.STREAM_STDOUT: bytearray(), pb.STREAM_STDERR: bytearray()}
+    at = dict.fromkeys(joined, 0)
+    for segment in stored_order(connection, run_no):
+        rows = connection.execute(
+            select(BLOCKS.c.data)
+            .where(BLOCKS.c.run_no == run_no, BLOCKS.c.segment == segment)
+            .order_by(BLOCKS.c.offset)
+        )
+        for (data,) in rows:
+            for raw in framing.read_block(bytes(data)).frames():
+                frame = pb.Frame.FromString(raw)
+                if frame.WhichOneof("what") != "output" or frame.output.stream not in joined:
+                    continue
+                output = frame.output
+                end = output.offset + len(output.data)
+                if end > at[output.stream]:
+                    fresh = output.data[max(0, at[output.stream] - output.offset) :]
+                    joined[output.stream] += fresh
+                    at[output.stream] = end
+    return {stream: bytes(data) for stream, data in joined.items()}
+
+
+def streams(store: Store, artifacts: Artifacts, run_id: str) -> None:
+    """Keep an ended run's stdout and stderr as files, as an import of them would."""
+    with store.read() as connection:
+        run_no = connection.execute(select(RUNS.c.run_no).where(RUNS.c.run_id == run_id)).scalar_one()
+        found = stream_bytes(connection, run_no)
+    hashes = {"stdout": artifacts.put(found[pb.STREAM_STDOUT]), "stderr": artifacts.put(found[pb.STREAM_STDERR])}
+    sizes = {"stdout": len(found[pb.STREAM_STDOUT]), "stderr": len(found[pb.STREAM_STDERR])}
+    with store.write() as connection:
+        for name, sha256 in hashes.items():
+            here = (ARTIFACTS.c.run_no == run_no, ARTIFACTS.c.name == name)
+            row = connection.execute(select(ARTIFACTS).where(*here)).mappings().first()
+            if row is None or (row["state"] == "stored" and row["sha256"] == sha256):
+                continue
+            connection.execute(update(ARTIFACTS).where(*here).values(sha256=sha256, size=sizes[name], state="stored"))
+
+
+def judge(store: Store, run_ids: Sequence[str]) -> None:
+    """Have facts and verdicts of runs computed; what goes wrong there never costs a record."""
+    try:
+        module = import_module("bmoe_collector.judge")
+    except ModuleNotFoundError as error:
+        if error.name != "bmoe_collector.judge":
+            log.exception("runs could not be judged")
+        return
+    try:
+        module.refresh(store, list(run_ids))
+    except Exception:  # a rule that fails on a strange run must not stop the drain
+        log.exception("runs %s could not be judged; `bmoe judge` tries again", ", ".join(run_ids))

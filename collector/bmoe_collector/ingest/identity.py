@@ -1,0 +1,84 @@
+"""Which run a set of files is: the same files are the same run, whoever brought them.
+
+In: hashes of non-empty files, by kind. Out: the stored run they belong to. Rules (design, `bmoe import`): the same set
+or a subset names its run; a superset enriches it. Files of two engine processes can be alike when they say little (an
+error message), so a set that only overlaps is the same run only by a file that tells a process apart (rows, progress,
+traces: they hold its timings), and never when both have a different file of one kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from bmoe_collector.store.schema import ARTIFACTS, LABELS, RUN_ALIASES, RUN_FILES, RUNS
+
+TELLING = frozenset({"metrics", "stdout", "route", "compute", "compute_layers", "io"})
+RUN_JSON = "run.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A stored run that files belong to; `new` are the hashes it did not have."""
+
+    run_no: int
+    run_id: str
+    source: str
+    new: frozenset[str]
+
+
+def matches(connection: Connection, files: Mapping[str, str], but: int | None = None) -> list[Match]:
+    """Runs that these files (sha256 to kind) are files of, best first: the run that has most of them, then the oldest."""
+    if not files:
+        return []
+    hits = connection.execute(
+        select(RUN_FILES.c.run_no).where(RUN_FILES.c.sha256.in_(list(files))).distinct().limit(2000)
+    ).scalars()
+    found: list[tuple[int, Match]] = []
+    for run_no in sorted(hits):
+        if run_no == but:
+            continue
+        mine = {
+            row.sha256: row.kind
+            for row in connection.execute(
+                select(RUN_FILES.c.sha256, RUN_FILES.c.kind).where(RUN_FILES.c.run_no == run_no)
+            )
+        }
+        run = connection.execute(select(RUNS.c.run_id, RUNS.c.source).where(RUNS.c.run_no == run_no)).one()
+        if same_run(files, mine, agent=run.source == "agent"):
+            new = frozenset(files) - frozenset(mine)
+            found.append((len(new), Match(run_no, run.run_id, run.source, new)))
+    found.sort(key=lambda item: (item[0], item[1].run_no))
+    return [match for _, match in found]
+
+
+def same_run(files: Mapping[str, str], mine: Mapping[str, str], *, agent: bool) -> bool:
+    """Whether two sets of files are of one engine process."""
+    theirs, ours = set(files), set(mine)
+    if agent and RUN_JSON not in mine.values():
+        # An agent delivers no run.json; one that was written beside its files later does not make another run.
+        theirs = {sha for sha in theirs if files[sha] != RUN_JSON}
+    if not theirs or not ours:
+        return False
+    if theirs <= ours or ours <= theirs:
+        return True
+    shared = theirs & ours
+    if not any(mine[sha] in TELLING for sha in shared):
+        return False
+    kinds = {files[sha] for sha in theirs - ours} & {mine[sha] for sha in ours - theirs}
+    return not kinds & (TELLING | {RUN_JSON, "stderr"})
+
+
+def absorb(connection: Connection, keep: int, drop: int) -> None:
+    """Make two stored runs one: `drop` gives its files and labels to `keep`, and its id goes on finding it."""
+    dropped = connection.execute(select(RUNS.c.run_id).where(RUNS.c.run_no == drop)).scalar_one()
+    for table, key in ((RUN_FILES, "sha256"), (LABELS, "key"), (ARTIFACTS, "name")):
+        have = set(connection.execute(select(table.c[key]).where(table.c.run_no == keep)).scalars())
+        for row in connection.execute(select(table).where(table.c.run_no == drop)).mappings():
+            if row[key] not in have:
+                connection.execute(insert(table).values(**{**row, "run_no": keep}))
+    connection.execute(update(RUN_ALIASES).where(RUN_ALIASES.c.run_no == drop).values(run_no=keep))
+    connection.execute(delete(RUNS).where(RUNS.c.run_no == drop))
+    connection.execute(insert(RUN_ALIASES).values(run_id=dropped, run_no=keep))

@@ -1,0 +1,297 @@
+"""From the wire into the database: blocks with their rows and the cursor in one transaction.
+
+In: batches of a phone's spool (`FollowReply.Batch`) and fetched artifacts. Out: committed rows, and the cursor that may
+now be acknowledged (law 2). Every call can be repeated and any process killed at any moment: the database then holds
+exactly what the spool held, once (law 3).
+
+The parser of a live run stays in memory; one that is missing, or that does not stand where the database stands because
+another collector went on meanwhile, is made again from the stored blocks. Calls for one run must not overlap in time; the
+lease of a phone sees to that across hosts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bmoe_proto import framing
+from bmoe_proto.v1 import telemetry_pb2 as pb
+from sqlalchemy import Connection, select
+
+from bmoe_collector.ingest import finish
+from bmoe_collector.ingest.reader import RunReader
+from bmoe_collector.ingest.rebuild import chain, read_again, reparse_in
+from bmoe_collector.ingest.record import new_run, put_progress
+from bmoe_collector.store.artifacts import Artifacts
+from bmoe_collector.store.engine import Store, bulk
+from bmoe_collector.store.schema import ARTIFACTS, BLOCKS, CURSORS, RUNS
+
+log = logging.getLogger(__name__)
+KEEP_READERS = 64
+BLOCK_COLUMNS = ("run_no", "segment", "offset", "first_seq", "frames", "data")
+
+
+class IngestError(Exception):
+    """A batch that cannot be taken; `cursor` says where the store stands for that segment."""
+
+    def __init__(self, message: str, cursor: pb.Cursor) -> None:
+        super().__init__(message)
+        self.cursor = cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A file of a run that has not been fetched yet."""
+
+    run_id: bytes
+    name: str
+    kind: str
+    size: int
+    sha256: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A whole block of a batch, decoded before the transaction begins."""
+
+    offset: int
+    end: int
+    first_seq: int
+    frames: list[bytes]
+    raw: bytes
+    data: bytes
+
+
+class Ingestor:
+    """Puts what phones send into one store."""
+
+    def __init__(self, store: Store, artifacts: Artifacts) -> None:
+        self.store = store
+        self.artifacts = artifacts
+        self._readers: OrderedDict[str, RunReader] = OrderedDict()
+
+    def cursors(self, agent_uuid: bytes | str, run_ids: Sequence[bytes] | None = None) -> list[pb.Cursor]:
+        """Where the store stands for an agent's segments: what `FollowRequest.Open.from` takes.
+
+        With `run_ids`, only for those runs (the ones the phone still has), so that the message stays small.
+        """
+        wanted = None if run_ids is None else {run_id.hex() for run_id in run_ids}
+        query = (
+            select(RUNS.c.run_id, CURSORS.c.segment, CURSORS.c.offset)
+            .join(RUNS, RUNS.c.run_no == CURSORS.c.run_no)
+            .where(CURSORS.c.agent_uuid == _hex(agent_uuid))
+        )
+        with self.store.read() as connection:
+            return [
+                _cursor(run_id, segment, offset)
+                for run_id, segment, offset in connection.execute(query)
+                if wanted is None or run_id in wanted
+            ]
+
+    def blocks(self, agent_uuid: bytes | str, cursor: pb.Cursor, data: bytes) -> pb.Cursor:
+        """Commit a batch that begins at `cursor`; returns the cursor to acknowledge.
+
+        Blocks that are here already are skipped. Raises IngestError for a batch that leaves a hole, or after committing
+        what came before bytes that are no block.
+        """
+        run_id, segment = cursor.run_id.hex(), cursor.segment.hex()
+        pieces, trouble = _pieces(cursor, data)
+        try:
+            with self.store.write() as connection:
+                run_no = self._run(connection, run_id, _hex(agent_uuid))
+                reader = self._reader(connection, run_no, run_id)
+                committed = reader.offsets.get(segment, 0)
+                fresh = self._fresh(connection, reader, segment, committed, pieces, cursor)
+                if fresh:
+                    self._commit(connection, reader, segment, fresh, _hex(agent_uuid))
+                ended = reader.ended is not None
+        except BaseException:
+            self._readers.pop(run_id, None)
+            raise
+        if ended and fresh:
+            self._readers.pop(run_id, None)
+            finish.streams(self.store, self.artifacts, run_id)
+            finish.judge(self.store, [run_id])
+        stands = _cursor(run_id, segment, fresh[-1].end if fresh else committed)
+        if trouble:
+            raise IngestError(f"run {run_id[:8]}, segment {segment[:8]}: {trouble}", stands)
+        return stands
+
+    def _run(self, connection: Connection, run_id: str, agent_uuid: str) -> int:
+        found = connection.execute(select(RUNS.c.run_no).where(RUNS.c.run_id == run_id)).scalar()
+        if found is not None:
+            return int(found)
+        return new_run(connection, run_id, "agent", agent_uuid=agent_uuid)
+
+    def _reader(self, connection: Connection, run_no: int, run_id: str) -> RunReader:
+        """The run's parser, standing where the database stands."""
+        stored = dict(
+            connection.execute(select(CURSORS.c.segment, CURSORS.c.offset).where(CURSORS.c.run_no == run_no)).tuples()
+        )
+        reader = self._readers.get(run_id)
+        if reader is None or reader.run_no != run_no or reader.offsets != stored:
+            reader = read_again(connection, run_no, run_id)
+            reader.sink.forget()
+            reader.offsets = stored
+        self._readers[run_id] = reader
+        self._readers.move_to_end(run_id)
+        while len(self._readers) > KEEP_READERS:
+            self._readers.popitem(last=False)
+        return reader
+
+    def _fresh(
+        self,
+        connection: Connection,
+        reader: RunReader,
+        segment: str,
+        committed: int,
+        pieces: list[_Piece],
+        cursor: pb.Cursor,
+    ) -> list[_Piece]:
+        """The blocks that are not here yet; what comes again is compared with what is here."""
+        if cursor.offset > committed:
+            raise IngestError(
+                f"run {reader.run_id[:8]}, segment {segment[:8]}: a batch from byte {cursor.offset} on leaves a hole, "
+                f"the store has {committed} bytes: ask again from there",
+                _cursor(reader.run_id, segment, committed),
+            )
+        fresh = [piece for piece in pieces if piece.offset >= committed]
+        for piece in pieces:
+            if piece.offset >= committed:
+                break
+            kept = connection.execute(
+                select(BLOCKS.c.data).where(
+                    BLOCKS.c.run_no == reader.run_no, BLOCKS.c.segment == segment, BLOCKS.c.offset == piece.offset
+                )
+            ).scalar()
+            if kept is None or bytes(kept) != piece.data:
+                log.warning("run %s: other bytes than stored at %d of %s", reader.run_id, piece.offset, segment)
+                raise IngestError(
+                    f"run {reader.run_id[:8]}, segment {segment[:8]}: the phone sends other bytes for offset "
+                    f"{piece.offset} than it sent before; what was stored first is kept",
+                    _cursor(reader.run_id, segment, committed),
+                )
+        if fresh and fresh[0].offset > committed:
+            raise IngestError(
+                f"run {reader.run_id[:8]}, segment {segment[:8]}: blocks do not begin where the store stands",
+                _cursor(reader.run_id, segment, committed),
+            )
+        return fresh
+
+    def _commit(
+        self, connection: Connection, reader: RunReader, segment: str, fresh: list[_Piece], agent_uuid: str
+    ) -> None:
+        """Raw blocks, the rows made from them and the cursor, in the transaction that is open."""
+        for piece in fresh:
+            reader.block(segment, piece.first_seq, piece.frames, piece.raw)
+        reader.offsets[segment] = fresh[-1].end
+        rows = [(reader.run_no, segment, p.offset, p.first_seq, len(p.frames), p.data) for p in fresh]
+        bulk(connection, BLOCKS, BLOCK_COLUMNS, rows)
+        put_progress(connection, reader, segment, agent_uuid)
+        if _in_order(reader, segment):
+            reader.sink.flush(connection)
+            finish.columns(connection, reader)
+            return
+        # A segment came that belongs before one already read: everything is made again in the order of writing.
+        self._readers.pop(reader.run_id, None)
+        again = reparse_in(connection, self.artifacts, reader.run_no, reader.run_id)
+        reader.ended = again.ended
+
+    def artifact(self, run_id: bytes | str, name: str, kind: str, path: str, sha256: bytes | str) -> bool:
+        """Store a fetched file and make its rows; False when it was here already.
+
+        Raises ArtifactError when the file is not what `sha256` says.
+        """
+        run_hex, sha = _hex(run_id), _hex(sha256)
+        self.artifacts.put_file(path, sha)
+        with self.store.write() as connection:
+            run_no = connection.execute(select(RUNS.c.run_no).where(RUNS.c.run_id == run_hex)).scalar()
+            if run_no is None:
+                raise LookupError(f"artifact {name} of run {run_hex}: no such run is stored")
+            fresh = finish.artifact(connection, self.artifacts, int(run_no), name, kind, sha)
+        if fresh:
+            finish.judge(self.store, [run_hex])
+        return fresh
+
+    def artifact_given_up(self, run_id: bytes | str, name: str, why: str) -> None:
+        """Note that a file cannot be had any more: the run stays incomplete for that reason."""
+        with self.store.write() as connection:
+            finish.given_up(connection, _hex(run_id), name, why)
+
+    def wanted(self, agent_uuid: bytes | str) -> list[Wanted]:
+        """Files of an agent's ended runs that have not been fetched yet, oldest run first."""
+        query = (
+            select(RUNS.c.run_id, ARTIFACTS.c.name, ARTIFACTS.c.kind, ARTIFACTS.c.size, ARTIFACTS.c.sha256)
+            .join(RUNS, RUNS.c.run_no == ARTIFACTS.c.run_no)
+            .where(RUNS.c.agent_uuid == _hex(agent_uuid), ARTIFACTS.c.state == "awaited")
+            .where(ARTIFACTS.c.kind.not_in(("stdout", "stderr")))
+            .order_by(RUNS.c.run_no, ARTIFACTS.c.name)
+        )
+        with self.store.read() as connection:
+            return [
+                Wanted(bytes.fromhex(run_id), name, kind, size, bytes.fromhex(sha))
+                for run_id, name, kind, size, sha in connection.execute(query)
+            ]
+
+    def catch_up(self, agent_uuid: bytes | str) -> list[str]:
+        """Finish runs whose last step a killed collector did not get to; returns their ids. Call at the start."""
+        query = (
+            select(RUNS.c.run_id)
+            .join(ARTIFACTS, ARTIFACTS.c.run_no == RUNS.c.run_no)
+            .where(RUNS.c.agent_uuid == _hex(agent_uuid), ARTIFACTS.c.state == "awaited")
+            .where(ARTIFACTS.c.kind.in_(("stdout", "stderr")))
+            .distinct()
+        )
+        with self.store.read() as connection:
+            run_ids = [str(run_id) for run_id in connection.execute(query).scalars()]
+        for run_id in run_ids:
+            finish.streams(self.store, self.artifacts, run_id)
+        if run_ids:
+            finish.judge(self.store, run_ids)
+        return run_ids
+
+    def seen(self, device: pb.DeviceFacts) -> None:
+        """Remember a phone's facts as it told them in `Status`."""
+        from bmoe_collector.ingest.record import put_device
+
+        with self.store.write() as connection:
+            put_device(connection, device)
+
+
+def _in_order(reader: RunReader, segment: str) -> bool:
+    """Whether what was just read follows what was read before, in the order the phone wrote it."""
+    order = list(reader.segments)
+    return order[-1] == segment and chain({name: reader.segments[name].previous for name in order}) == order
+
+
+def _pieces(cursor: pb.Cursor, data: bytes) -> tuple[list[_Piece], str]:
+    """Whole blocks of a batch, and why what follows them is none."""
+    pieces: list[_Piece] = []
+    try:
+        for block in framing.scan(data):
+            if block.run_id != cursor.run_id or block.segment != cursor.segment:
+                return pieces, f"byte {cursor.offset + block.offset}: a block of another run or segment"
+            raw = block.raw()
+            frames = framing.split_frames(raw, block.offset)
+            if len(frames) != block.count:
+                return (
+                    pieces,
+                    f"byte {cursor.offset + block.offset}: {len(frames)} frames, its header says {block.count}",
+                )
+            start = cursor.offset + block.offset
+            end = cursor.offset + block.end
+            pieces.append(_Piece(start, end, block.first_seq, frames, raw, bytes(data[block.offset : block.end])))
+    except framing.FramingError as error:
+        if not error.torn:
+            return pieces, f"byte {cursor.offset + error.offset}: {error.reason}"
+    return pieces, ""
+
+
+def _cursor(run_id: str, segment: str, offset: int) -> pb.Cursor:
+    return pb.Cursor(run_id=bytes.fromhex(run_id), segment=bytes.fromhex(segment), offset=offset)
+
+
+def _hex(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.hex()

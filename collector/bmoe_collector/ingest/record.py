@@ -1,0 +1,101 @@
+"""Rows about a run that change while it is being received: the run itself, its segments, cursor, plan, phone.
+
+In: an open transaction and a reader. Out: rows inserted or updated in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bmoe_proto.v1 import telemetry_pb2 as pb
+from sqlalchemy import Connection, insert, select, update
+
+from bmoe_collector.ingest import told
+from bmoe_collector.ingest.reader import RunReader
+from bmoe_collector.store.engine import insert_new, plain, wall_ns
+from bmoe_collector.store.schema import CURSORS, DEVICES, LABELS, PLANS, RUNS, SEGMENTS
+
+NOT_WHOLE = {"complete": False, "reasons": ["no end of the record yet"], "frames": 0, "gaps": 0}
+
+
+def new_run(connection: Connection, run_id: str, source: str, **columns: Any) -> int:
+    """Insert a run of which nothing is known yet; returns its number."""
+    now = wall_ns()
+    values: dict[str, Any] = {
+        "run_id": run_id,
+        "source": source,
+        "outcome": "started",
+        "exit_observed": False,
+        "ended": False,
+        "simulated": False,
+        "unmeasured": False,
+        "n_tokens": 0,
+        "n_turns": 0,
+        "complete": False,
+        "completeness": NOT_WHOLE,
+        "stored_wall_ns": now,
+        "changed_wall_ns": now,
+    }
+    made = connection.execute(insert(RUNS).values(**values | columns)).inserted_primary_key
+    assert made is not None
+    return int(made[0])
+
+
+def put_progress(connection: Connection, reader: RunReader, segment: str, agent_uuid: str) -> None:
+    """The cursor and the state of the segment that was just read."""
+    run_no, offset = reader.run_no, reader.offsets[segment]
+    moved = connection.execute(
+        update(CURSORS).where(CURSORS.c.run_no == run_no, CURSORS.c.segment == segment).values(offset=offset)
+    )
+    if not moved.rowcount:
+        connection.execute(insert(CURSORS).values(run_no=run_no, segment=segment, agent_uuid=agent_uuid, offset=offset))
+    put_segment(connection, reader, segment)
+
+
+def put_segment(connection: Connection, reader: RunReader, name: str) -> None:
+    """What is known of a segment."""
+    here = reader.segments[name]
+    values = {
+        "previous": here.previous,
+        "frames": here.frames,
+        "sha256": here.sha.hexdigest(),
+        "opened": here.opened,
+        "problem": here.problem,
+    }
+    key = (SEGMENTS.c.run_no == reader.run_no, SEGMENTS.c.segment == name)
+    if not connection.execute(update(SEGMENTS).where(*key).values(**values)).rowcount:
+        places = connection.execute(select(SEGMENTS.c.place).where(SEGMENTS.c.run_no == reader.run_no)).scalars()
+        place = max(places, default=-1) + 1
+        connection.execute(insert(SEGMENTS).values(run_no=reader.run_no, segment=name, place=place, **values))
+
+
+def put_started(connection: Connection, reader: RunReader) -> None:
+    """Plan, labels and phone of a run whose start was just read."""
+    if reader.plan is not None:
+        insert_new(connection, PLANS, reader.plan)
+    put_labels(connection, reader.run_no, reader.labels, "plan")
+    if reader.started is not None and reader.started.device.agent_uuid:
+        put_device(connection, reader.started.device)
+
+
+def put_labels(
+    connection: Connection, run_no: int, labels: dict[str, str], source: str, *, force: bool = False
+) -> None:
+    """Add labels; one that is there already stays unless `force`."""
+    for key, value in labels.items():
+        here = (LABELS.c.run_no == run_no, LABELS.c.key == key[:128])
+        known = connection.execute(select(LABELS.c.value).where(*here)).first()
+        if known is None:
+            connection.execute(insert(LABELS).values(run_no=run_no, key=key[:128], value=value, source=source))
+        elif force and known[0] != value:
+            connection.execute(update(LABELS).where(*here).values(value=value, source=source))
+
+
+def put_device(connection: Connection, device: pb.DeviceFacts) -> None:
+    """A phone's facts, as it told them last."""
+    uuid = device.agent_uuid.hex()
+    now = wall_ns()
+    facts = plain(told.message(device))
+    values = {"facts": facts, "model": told.device_model(device), "last_seen_wall_ns": now}
+    if not connection.execute(update(DEVICES).where(DEVICES.c.agent_uuid == uuid).values(**values)).rowcount:
+        insert_new(connection, DEVICES, {"agent_uuid": uuid, "first_seen_wall_ns": now, **values})

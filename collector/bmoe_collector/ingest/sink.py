@@ -1,0 +1,198 @@
+"""Rows waiting to be written: one buffer a table, one bulk write each.
+
+In: rows as the parsers make them. Out: rows in the database, in the transaction of whoever calls `flush`. Values that
+their column cannot hold (a float where the contract says int, a number beyond 64 bits, a list) go into the row's
+`extra` JSON under their own name, so that a strange file never stops the rest and nothing is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Table
+
+from bmoe_collector.store import names
+from bmoe_collector.store import schema as tables
+from bmoe_collector.store.engine import bulk, to_json, view
+
+LIMIT = 1 << 63
+_NONE = type(None)
+_FITS: dict[str, tuple[type, ...]] = {
+    "int": (int, _NONE),
+    "float": (float, int, _NONE),
+    "str": (str, _NONE),
+    "bool": (bool, _NONE),
+}
+
+
+class Shape:
+    """How a mapping of the contract's names becomes the middle of a row: ordered columns, the rest apart."""
+
+    def __init__(self, columns: Mapping[str, str], ignore: Sequence[str] = ()) -> None:
+        self.columns = tuple(columns)
+        self._kinds = columns
+        self._known = frozenset(columns) | frozenset(ignore)
+        # Types of a whole row to the places of its ints, whose size must be looked at; rows repeat their types.
+        self._signatures: dict[tuple[type, ...], tuple[int, ...]] = {}
+
+    def split(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any] | None]:
+        """The row's values in column order, and what has no column of its own (None when nothing)."""
+        get = values.get
+        row: list[Any] = [get(name) for name in self.columns]
+        signature = tuple(map(type, row))
+        ints = self._signatures.get(signature)
+        if ints is None:
+            ints = self._learn(signature)
+        extra: dict[str, Any] | None = None
+        if ints is None or any(not -LIMIT <= row[place] < LIMIT for place in ints):
+            extra = self._misfits(row)
+        if not self._known.issuperset(values):
+            extra = (extra or {}) | {key: value for key, value in values.items() if key not in self._known}
+        return row, extra
+
+    def _learn(self, signature: tuple[type, ...]) -> tuple[int, ...] | None:
+        for kind, found in zip(self._kinds.values(), signature, strict=True):
+            if found not in _FITS[kind] and not (found is bool and kind == "int"):
+                return None
+        ints = tuple(place for place, found in enumerate(signature) if found is int)
+        self._signatures[signature] = ints
+        return ints
+
+    def _misfits(self, row: list[Any]) -> dict[str, Any]:
+        """Take out of the row what its columns cannot hold."""
+        extra: dict[str, Any] = {}
+        for place, (name, kind) in enumerate(self._kinds.items()):
+            value = row[place]
+            if isinstance(value, float) and kind == "int" and value.is_integer() and abs(value) < LIMIT:
+                row[place] = int(value)
+            elif isinstance(value, (int, float)) and kind == "str":
+                row[place] = str(value)
+            elif value is not None and (
+                not isinstance(value, _FITS[kind]) or (isinstance(value, int) and not -LIMIT <= value < LIMIT)
+            ):
+                extra[name] = value
+                row[place] = None
+        return extra
+
+
+PROGRESS = Shape(names.PROGRESS_COLUMNS)
+SUMMARY = Shape(names.SUMMARY_COLUMNS, ("id", "cancelled", "tokens"))
+PREAMBLE = Shape(names.PREAMBLE_COLUMNS)
+SAMPLE = Shape(names.SAMPLE_COLUMNS)
+
+_HEAD = ("run_no", "at")
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "tokens_stdout": (
+        *_HEAD,
+        "turn",
+        *PROGRESS.columns,
+        *("load_mb", "load_ms", "reset", "delta_reasoning", "delta_text", "line", "boot_ns", "uncertainty_ns", "extra"),
+    ),
+    "tokens_csv": (*_HEAD, *names.CSV_COLUMNS, "extra"),
+    "turns": (
+        *_HEAD,
+        *("turn", "request_id", "kind", "state", "tokens", "cancelled", "text", "text_view", "reasoning", "request"),
+        *("decide", "error", "begin_boot_ns", "end_boot_ns"),
+        *SUMMARY.columns,
+        "extra",
+    ),
+    "trailers": (*_HEAD, "turn", "keys"),
+    "report_lines": (*_HEAD, "turn", "name", "facts", "text"),
+    "other_lines": (*_HEAD, "stream", "line", "turn", "text"),
+    "samples": (
+        *_HEAD,
+        *("boot_ns", "source", "kind", "took_ms", "segment", "seq"),
+        *SAMPLE.columns,
+        *("values", "refused"),
+    ),
+    "residency": (
+        *_HEAD,
+        *("boot_ns", "part", "method", "problem", "bytes", "pages", "pages_looked_at", "pages_resident", "fraction"),
+        *("standard_error", "cost_ms", "cpu_ms"),
+    ),
+    "gates": (
+        *_HEAD,
+        *("boot_ns", "gate", "asked", "bound", "last", "unit", "state", "waited_s", "policy", "source", "readings"),
+    ),
+    "notes": (*_HEAD, "boot_ns", "source", "code", "text", "facts"),
+    "gaps": (*_HEAD, "boot_ns", "what", "frames", "bytes", "why", "lost_segment", "declared"),
+    "unknown_frames": (*_HEAD, "segment", "seq", "boot_ns", "data"),
+}
+TABLES: dict[str, Table] = {table.name: table for table in tables.DERIVED}
+
+
+def json_or_none(value: Any) -> str | None:
+    """JSON text for a JSON column; NULL for nothing."""
+    return None if value is None else to_json(value)
+
+
+class Sink:
+    """Buffers for one run. `at` goes on where it was, also when rows are made again without being written."""
+
+    def __init__(self, run_no: int) -> None:
+        self.run_no = run_no
+        self.next: dict[str, int] = dict.fromkeys(COLUMNS, 0)
+        self.rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in COLUMNS}
+
+    def add(self, table: str, *values: Any) -> None:
+        """Append a row; `run_no` and `at` are put before the values."""
+        at = self.next[table]
+        self.next[table] = at + 1
+        self.rows[table].append((self.run_no, at, *values))
+
+    def turn(
+        self,
+        *,
+        turn: int | None,
+        request_id: int | None,
+        kind: str,
+        state: str,
+        tokens: int | None,
+        cancelled: bool = False,
+        text: bytes = b"",
+        reasoning: bytes = b"",
+        request: Any = None,
+        decide: Any = None,
+        error: Any = None,
+        begin_boot_ns: int | None = None,
+        end_boot_ns: int | None = None,
+        summary: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Append a generation, decision or rejected request."""
+        row, extra = SUMMARY.split(summary or {})
+        self.add(
+            "turns",
+            turn,
+            _fit(request_id),
+            kind,
+            state,
+            _fit(tokens),
+            cancelled,
+            text,
+            view(text),
+            reasoning,
+            json_or_none(request),
+            json_or_none(decide),
+            json_or_none(error),
+            begin_boot_ns,
+            end_boot_ns,
+            *row,
+            json_or_none(extra),
+        )
+
+    def forget(self) -> None:
+        """Drop what waits: rows that are in the database already."""
+        for rows in self.rows.values():
+            rows.clear()
+
+    def flush(self, connection: Connection) -> None:
+        """Write what waits."""
+        for name, rows in self.rows.items():
+            if rows:
+                bulk(connection, TABLES[name], COLUMNS[name], rows)
+                rows.clear()
+
+
+def _fit(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < LIMIT else None
