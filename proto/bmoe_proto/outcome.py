@@ -170,7 +170,7 @@ def _watchdog(facts: EndFacts) -> Outcome:
 
 def _signalled(facts: EndFacts, number: int) -> Outcome:
     name = signal_name(number)
-    evidence = (*facts.kill_evidence, f"ended by {name}", *_tail(facts.stderr_tail))
+    evidence = (*facts.kill_evidence, *_exit_evidence(facts), *_tail(facts.stderr_tail))
     log = "\n".join(facts.kill_evidence)
     if name == "SIGKILL":
         if _PHANTOM.search(log):

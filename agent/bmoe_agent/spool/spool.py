@@ -273,7 +273,7 @@ class Spool:
                 raise KeyError(segment)
             live = run.writer is not None and run.writer.segment is place
             end = place.end
-        wanted = max(min(max_bytes, end - offset), 0)
+        wanted = max(min(max(max_bytes, framing.HEADER_BYTES), end - offset), 0)
         data = layout.read_at(place.path, offset, wanted) if wanted else b""
         if data:
             length = framing.peek_length(data[: framing.HEADER_BYTES])

@@ -77,6 +77,7 @@ class RunWriter:
         self._gaps: dict[str, pb.Gap] = {}
         self._gap_boot_ns = 0
         self._gap_written_ns = 0
+        self._full = False  # the last write met a full disk
         self._closed = False
         self._directory_synced = False
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -223,7 +224,9 @@ class RunWriter:
             os.ftruncate(self._descriptor, self.segment.end)
             if error.errno not in FULL_ERRNOS:
                 raise
+            self._full = True
             return False
+        self._full = False
         return True
 
     # ---------------------------------------------------------------- giving up
@@ -245,6 +248,8 @@ class RunWriter:
 
     def _gap_due(self, short: str) -> bool:
         """While room stays short a gap is told every half minute, not every two seconds."""
+        if self._full:
+            return False
         return not short or self._gap_boot_ns - self._gap_written_ns > 30_000_000_000
 
     def _turn_gaps_into_frames(self) -> None:

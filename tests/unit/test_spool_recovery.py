@@ -1,0 +1,179 @@
+"""What a killed writer, a phone without power or a bad flash cell leaves is cut, counted and told."""
+
+import hashlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from bmoe_agent.spool import Spool
+from bmoe_proto import framing
+from bmoe_proto.v1 import telemetry_pb2 as pb
+
+pytestmark = pytest.mark.agent
+
+RUN = b"r" * 16
+
+
+def write_blocks(spool, count, *, end=False):
+    """A segment of so many blocks; its path, where each block ends, and its frames."""
+    writer = spool.open_run(RUN)
+    ends = []
+    for at in range(count):
+        writer.append("output", pb.Output(offset=at, data=b"%d" % at * 50), at)
+        writer.flush()
+        ends.append(writer.segment.end)
+    if end:
+        writer.end(pb.RunEnded(outcome="ok"), 99)
+    else:
+        writer.seal()
+    return writer.segment.path, ends
+
+
+def frames_by_segment(spool):
+    found = {}
+    for frame in spool.frames(RUN):
+        found.setdefault(frame.segment, []).append(frame)
+    return [found[segment] for segment in spool.segments(RUN) if segment in found]
+
+
+@pytest.mark.parametrize("cut", [1, 30, 67, 68, 100])
+def test_a_torn_tail_is_cut_at_the_last_whole_block_and_told_in_the_next_segment(tmp_path, cut):
+    path, ends = write_blocks(Spool(tmp_path, 1 << 30), 3)
+    with open(path, "rb") as file:
+        whole = file.read()
+    os.truncate(path, ends[1] + cut)
+    spool = Spool(tmp_path, 1 << 30)
+    writer = spool.open_run(RUN)
+    writer.append("note", pb.Note(code="again"), 5)
+    ended = writer.end(pb.RunEnded(outcome="lost"), 9)
+    spool.close()
+    with open(path, "rb") as file:
+        assert file.read() == whole[: ends[1]]
+    first, second = frames_by_segment(spool)
+    opened = second[0].segment_opened
+    assert (opened.why, opened.previous_segment, opened.previous_torn_bytes) == ("restart", first[0].segment, cut)
+    raw = b"".join(block.raw() for block in framing.scan(whole[: ends[1]]))
+    assert (opened.previous_frames, opened.previous_sha256) == (len(first), hashlib.sha256(raw).digest())
+    assert [(count.segment, count.frames) for count in ended.segments] == [
+        (first[0].segment, 3),
+        (second[0].segment, 2),
+    ]
+    assert ended.segments[0].sha256 == opened.previous_sha256
+    assert not any(frame.HasField("gap") for frame in second)
+
+
+@pytest.mark.parametrize("tail", [b"", bytes(4096)])
+def test_a_phone_without_power_may_leave_an_empty_file_or_zeros(tmp_path, tail):
+    path, ends = write_blocks(Spool(tmp_path, 1 << 30), 2)
+    with open(path, "r+b") as file:
+        file.truncate(ends[0] if tail else 0)
+        file.seek(0, os.SEEK_END)
+        file.write(tail)
+    spool = Spool(tmp_path, 1 << 30)
+    spool.open_run(RUN).seal()
+    opened = frames_by_segment(spool)[-1][0].segment_opened
+    assert (opened.previous_frames, opened.previous_torn_bytes) == ((2, 4096) if tail else (0, 0))
+    assert len(spool.segments(RUN)) == 2
+
+
+def test_a_flipped_bit_in_an_earlier_segment_costs_the_rest_of_that_segment_alone(tmp_path):
+    spool = Spool(tmp_path, 1 << 30)
+    path, ends = write_blocks(spool, 4)
+    write_blocks(spool, 2, end=True)
+    spool.close()
+    with open(path, "r+b") as file:
+        file.seek(ends[1] + 80)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 4]))
+    with open(path, "rb") as file:
+        as_found = file.read()
+
+    spool = Spool(tmp_path, 1 << 30)
+    first, second = spool.segments(RUN)
+    chunk = spool.read(RUN, first, 0)
+    assert chunk.next_offset == ends[1]
+    assert "checksum" in chunk.damage
+    assert not chunk.finished
+    spool.repair(RUN)
+    assert spool.read(RUN, first, ends[1]).finished
+    assert spool.read(RUN, second, 0).finished
+
+    good, later, mended = frames_by_segment(spool)
+    assert len(good) == 3
+    assert [frame.WhichOneof("what") for frame in later] == ["segment_opened", "output", "output", "run_ended"]
+    assert mended[0].segment_opened.why == "damaged"
+    gap = mended[1].gap
+    assert (gap.what, gap.lost_segment, gap.frames) == ("segment", first, 2)
+    assert gap.bytes == len(as_found) - ends[1]
+    with open(path.removesuffix(".seg") + ".damaged", "rb") as file:
+        assert file.read() == as_found
+    assert spool.summary(RUN).ended
+    # and it is told once
+    spool.repair(RUN)
+    assert sum(frame.HasField("gap") for frame in spool.frames(RUN)) == 1
+
+
+def test_a_kill_between_the_new_segment_and_the_cut_loses_nothing(tmp_path):
+    path, ends = write_blocks(Spool(tmp_path, 1 << 30), 3)
+    os.truncate(path, ends[2] - 5)
+    Spool(tmp_path, 1 << 30).open_run(RUN).seal()
+    with open(path, "ab") as file:  # as if the cut had not come to pass
+        file.write(b"BMB1torn")
+    spool = Spool(tmp_path, 1 << 30)
+    spool.open_run(RUN).end(pb.RunEnded(outcome="ok"), 1)
+    assert [len(frames) for frames in frames_by_segment(spool)] == [3, 1, 2]
+
+
+WRITER = """
+import os, sys
+from bmoe_agent.spool import Spool
+from bmoe_proto.v1 import telemetry_pb2 as pb
+spool = Spool(sys.argv[1], 1 << 30, low_water_bytes=0)
+writer = spool.open_run(b"r" * 16)
+writer.append("note", pb.Note(code="began"), 1)
+writer.sync()
+print("began", flush=True)
+at = 0
+while True:
+    writer.append("output", pb.Output(offset=at, data=os.urandom(at % 4000)), at)
+    at += 1
+    if at % 50 == 0:
+        writer.flush()
+        print(at, flush=True)
+"""
+
+
+def test_a_writer_killed_again_and_again_loses_nothing_it_had_written(tmp_path):
+    promised = []
+    for round_number in range(4):
+        child = subprocess.Popen(
+            [sys.executable, "-c", WRITER, tmp_path],
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        try:
+            said = 0
+            assert child.stdout.readline() == b"began\n"
+            while said < 50 * (round_number + 1):
+                said = int(child.stdout.readline())
+        finally:
+            child.send_signal(signal.SIGKILL)
+            rest = child.communicate()[0].split(b"\n")[:-1]
+        promised.append(int(rest[-1]) if rest else said)
+    spool = Spool(tmp_path, 1 << 30)
+    ended = spool.open_run(RUN).end(pb.RunEnded(outcome="lost"), 1)
+    groups = frames_by_segment(spool)
+    assert len(groups) == 5
+    for frames, least in zip(groups, promised, strict=False):
+        outputs = [frame.output.offset for frame in frames if frame.HasField("output")]
+        assert outputs == list(range(len(outputs)))
+        assert len(outputs) >= least
+        assert [frame.seq for frame in frames] == list(range(len(frames)))
+    assert [count.frames for count in ended.segments] == [len(frames) for frames in groups[:-1]] + [1]
+    for before, after in itertools.pairwise(groups):
+        opened = after[0].segment_opened
+        assert (opened.previous_segment, opened.previous_frames) == (before[0].segment, len(before))
