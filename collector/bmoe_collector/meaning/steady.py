@@ -17,6 +17,8 @@ from bmoe_collector.meaning.numbers import mean, median, ratio, spread, total
 BATCH = 5
 FEWEST = 20
 """Decodes below which a warm-up cannot be told from noise."""
+NEARLY = 1.5
+"""A cut whose error is within this factor of the best is as good."""
 NOTABLE = 0.05
 """A head that is slower than the tail by less than this share is no warm-up."""
 
@@ -61,14 +63,13 @@ def _mser(costs: Sequence[float]) -> int:
     # Sums from the back, so each cut costs O(1).
     sums = [0.0, *accumulate(reversed(batches))]
     squares = [0.0, *accumulate(value * value for value in reversed(batches))]
-    best, best_at = None, 0
+    errors = []
     for cut in range(len(batches) // 2 + 1):
         n = len(batches) - cut
-        variance = max(squares[n] / n - (sums[n] / n) ** 2, 0.0)
-        error = variance / n
-        if best is None or error < best:
-            best, best_at = error, cut
-    return best_at * BATCH
+        errors.append(max(squares[n] / n - (sums[n] / n) ** 2, 0.0) / n)
+    # The minimum is flat: of the cuts that are nearly as good the earliest keeps most of the run.
+    limit = min(errors) * NEARLY
+    return next(cut for cut, error in enumerate(errors) if error <= limit) * BATCH
 
 
 def _slower(head: Sequence[float], tail: Sequence[float]) -> bool:

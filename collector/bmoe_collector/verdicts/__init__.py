@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from bmoe_collector.meaning.derive import Derived, derive
 from bmoe_collector.record import RunRecord
 from bmoe_collector.verdicts import kind, memory, phone, usable
-from bmoe_collector.verdicts.contaminated import contaminated
+from bmoe_collector.verdicts.siblings import contaminated
 from bmoe_collector.verdicts.rule import Case, Rule, Severity, Sibling, Verdict
 
 RULES: tuple[Rule, ...] = (*usable.RULES, *phone.RULES, *memory.RULES, *kind.RULES)

@@ -30,8 +30,11 @@ COMPUTE_MARGIN = 0.05
 FEWER_EXPERTS = 0.02
 EQUAL_BYTES = 0.005
 EQUAL_HIT_POINTS = 0.2
-SLOWER = 0.10
-"""A sd of 5 % between runs of one configuration is what phones show when nothing is wrong."""
+USUAL_SPREAD = 0.05
+USUAL_WEIGHT = 5
+"""Runs of one configuration differ by a sd of 5 % on a phone with which nothing is wrong. Few siblings say little about
+their spread, so this counts as much as this many of them."""
+BEYOND = 3.5
 DRIFT_RUNS = 6
 DRIFT_Z = 2.576
 DRIFT_SIZE = 0.10
@@ -149,7 +152,10 @@ def _time(me: Sibling, others: Sequence[Sibling]) -> Iterator[str]:
         return
     if len(times) == 2:
         noise = abs(times[0] - times[1]) / 1.128  # a range of two, as a standard deviation
-    if mine > max(level * (1 + SLOWER), level + 3 * noise, *times):
+    usual, n = USUAL_SPREAD * level, len(times)
+    noise = math.sqrt((USUAL_WEIGHT * usual**2 + (n - 1) * noise**2) / (USUAL_WEIGHT + n - 1))
+    # The median of n is itself known to 1.25 standard deviations / sqrt(n).
+    if mine > max(level + BEYOND * noise * math.sqrt(1 + 1.57 / n), *times):
         yield (
             f"{mine:.4f} s/token against {level:.4f} (spread {noise:.4f}) of {len(times)} siblings of the same "
             f"configuration with equal bytes and hit rate"
