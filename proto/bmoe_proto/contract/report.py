@@ -299,7 +299,8 @@ def _mode(line: str) -> Line | None:
     if dense := _MODE_DENSE.search(rest):
         facts["dense_weights"] = dense["dense"]
     facts["overlap"] = int(rest.rstrip().endswith(", overlap"))
-    return Line("mode", facts, "dense_weights" in facts)
+    # Without overlap behind it nothing tells a whole line from one cut off before it.
+    return Line("mode", facts, bool(facts["overlap"]))
 
 
 def _layer_table(line: str) -> Line | None:
