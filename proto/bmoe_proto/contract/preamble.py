@@ -30,6 +30,8 @@ def raw_pairs(text: str, table: Table) -> list[tuple[str, str]]:
         if starts and starts[-1][1] == "model" and found[1] not in table:
             continue
         starts.append(found)
+    if not starts:
+        return []
     ends = [found.start() for found in starts[1:]] + [len(text)]
     return [(found[1], text[found.end() : end].strip()) for found, end in zip(starts, ends, strict=True)]
 
