@@ -9,8 +9,8 @@ import pytest
 from bmoe_collector.meaning import derive
 from bmoe_collector.record import RunRecord
 from bmoe_collector.verdicts import judge
-from bmoe_collector.verdicts.siblings import contaminated
 from bmoe_collector.verdicts.rule import Sibling
+from bmoe_collector.verdicts.siblings import contaminated
 from support.records import ENTRY, clean, rows, run, sample, summary, turn, with_preamble
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from bmoe_collector.meaning.derive import Derived, derive
 from bmoe_collector.record import RunRecord
 from bmoe_collector.verdicts import kind, memory, phone, usable
-from bmoe_collector.verdicts.siblings import contaminated
 from bmoe_collector.verdicts.rule import Case, Rule, Severity, Sibling, Verdict
+from bmoe_collector.verdicts.siblings import contaminated, contaminated_among
 
 RULES: tuple[Rule, ...] = (*usable.RULES, *phone.RULES, *memory.RULES, *kind.RULES)
 """Every rule that needs the run alone."""
@@ -60,6 +60,7 @@ __all__ = [
     "Sibling",
     "Verdict",
     "contaminated",
+    "contaminated_among",
     "judge",
     "judge_alone",
     "ordered",

@@ -19,6 +19,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from bmoe_proto.contract.flags import read_argv
+
 from bmoe_collector.meaning.numbers import known, median, number, spread
 from bmoe_collector.verdicts.rule import Sibling, Verdict, fail
 
@@ -53,20 +55,45 @@ SAME = (
 
 def contaminated(me: Sibling, siblings: Sequence[Sibling]) -> list[Verdict]:
     """The verdict on `me` among its siblings, with every sign in its evidence."""
-    if me.codes & NO_REFERENCE or me.run.get("unmeasured"):
-        return []
-    others = [
-        sibling
-        for sibling in siblings
-        if sibling.run_id != me.run_id
-        and not sibling.codes & NO_REFERENCE
-        and not sibling.run.get("unmeasured")
-        and bool(sibling.run.get("simulated")) == bool(me.run.get("simulated"))
-        and _same(me.run, sibling.run, "agent_uuid")
-        and _same(me.run, sibling.run, "model_identity")
-    ]
-    signs = [*_faults(me, others), *_compute(me, others), *_time(me, others), *_drift(me, others), *_entry(me, others)]
-    return [fail("contaminated", "; ".join(signs))] if signs else []
+    others = [sibling for sibling in siblings if sibling.run_id != me.run_id]
+    return contaminated_among([me, *others], only=me.run_id).get(me.run_id, [])
+
+
+def contaminated_among(group: Sequence[Sibling], *, only: str | None = None) -> dict[str, list[Verdict]]:
+    """The verdicts of a whole group (or of one of it) by run id; runs without one are left out."""
+    found: dict[str, list[Verdict]] = {}
+    fit = [one for one in group if not one.codes & NO_REFERENCE and not one.run.get("unmeasured")]
+    drifts: dict[str, str] = {}
+    for family in _families(fit):
+        drifts.update(_drift(family))
+    for me in fit:
+        if only is not None and me.run_id != only:
+            continue
+        others = [other for other in fit if other is not me and _related(me, other)]
+        signs = [*_faults(me, others), *_compute(me, others), *_time(me, others)]
+        if me.run_id in drifts:
+            signs.append(drifts[me.run_id])
+        signs.extend(_entry(me, others))
+        if signs:
+            found[me.run_id] = [fail("contaminated", "; ".join(signs))]
+    return found
+
+
+def _related(me: Sibling, other: Sibling) -> bool:
+    """Same model, same phone, both real or both simulated, as far as both know."""
+    return bool(me.run.get("simulated")) == bool(other.run.get("simulated")) and all(
+        _same(me.run, other.run, name) for name in ("agent_uuid", "model_identity")
+    )
+
+
+def _families(group: Sequence[Sibling]) -> Iterator[list[Sibling]]:
+    """Runs whose order means something: of one phone, one model and one plan (or of none)."""
+    families: dict[Any, list[Sibling]] = {}
+    for one in group:
+        run = one.run
+        key = (run.get("agent_uuid"), run.get("model_identity"), bool(run.get("simulated")), run.get("plan_id"))
+        families.setdefault(key, []).append(one)
+    yield from families.values()
 
 
 def _same(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> bool:
@@ -80,14 +107,25 @@ def _name(sibling: Sibling) -> str:
 
 
 def configuration(sibling: Sibling) -> tuple[Any, ...]:
-    """What must be equal for two runs to be one configuration."""
+    """What must be equal for two runs to be one configuration: the resolved values, and all that may stand for one.
+
+    Preambles can omit the variable under test, so flags nobody knows, the environment, a plan's cell and, for files that
+    came without an argv, the labels count too.
+    """
     facts, run = sibling.facts, sibling.run
     auto = bool(facts.get("cache_auto"))
     own = tuple(None if name == "cache_mb" and auto else facts.get(name) for name in SAME)
+    argv = [str(part) for part in run.get("argv") or ()]
+    unknown = tuple(read_argv(argv).unknown)
+    environment = tuple(sorted((run.get("environment") or {}).items()))
+    labels = () if argv else tuple(sorted((run.get("labels") or {}).items()))
     return (
         *own,
+        unknown,
+        environment,
+        labels,
+        run.get("cell") if run.get("plan_id") else None,
         run.get("prompt_sha256"),
-        tuple(sorted((run.get("labels") or {}).items())) if not run.get("argv") else (),
     )
 
 
@@ -172,11 +210,10 @@ def _position(sibling: Sibling) -> tuple[float, float] | None:
     return None if start is None else (start, 0.0)
 
 
-def _drift(me: Sibling, others: Sequence[Sibling]) -> Iterator[str]:
-    if me.run.get("plan_id"):
-        others = [other for other in others if other.run.get("plan_id") == me.run.get("plan_id")]
+def _drift(family: Sequence[Sibling]) -> dict[str, str]:
+    """Evidence by run id for the runs that a drift with the order made slower."""
     cells: dict[tuple[Any, ...], list[tuple[tuple[float, float], float, str]]] = {}
-    for one in (me, *others):
+    for one in family:
         place, time = _position(one), number(one.facts.get("s_tok"))
         if place is not None and time:
             cells.setdefault(configuration(one), []).append((place, time, one.run_id))
@@ -192,27 +229,23 @@ def _drift(me: Sibling, others: Sequence[Sibling]) -> Iterator[str]:
         variance += len(times) * (len(times) - 1) * (2 * len(times) + 5) / 18
         points.extend((place, time / level, run_id) for place, time, run_id in cell)
     if len(points) < DRIFT_RUNS or not variance:
-        return
+        return {}
     z = (score - math.copysign(1, score)) / math.sqrt(variance) if score else 0.0
     if abs(z) < DRIFT_Z:
-        return
+        return {}
     points.sort()
     third = max(len(points) // 3, 1)
     early, late = (median(time for _, time, _ in part) or 1.0 for part in (points[:third], points[-third:]))
-    if max(early, late) / min(early, late) - 1 < DRIFT_SIZE:
-        return
-    fresh = min(early, late)
-    own = next(time for _, time, run_id in points if run_id == me.run_id) if _is_among(points, me) else None
-    if own is not None and own > fresh * (1 + DRIFT_FLAGGED):
-        way = "slower" if late > early else "faster"
-        yield (
-            f"{len(points)} runs grow {way} with their position in the order ({max(early, late) / fresh - 1:.0%}, "
-            f"z = {z:.1f}), this one by {own / fresh - 1:.0%}"
-        )
-
-
-def _is_among(points: Sequence[tuple[tuple[float, float], float, str]], me: Sibling) -> bool:
-    return any(run_id == me.run_id for _, _, run_id in points)
+    fresh, growth = min(early, late), max(early, late) / min(early, late) - 1
+    if growth < DRIFT_SIZE:
+        return {}
+    way = "slower" if late > early else "faster"
+    return {
+        run_id: f"{len(points)} runs grow {way} with their position in the order ({growth:.0%}, z = {z:.1f}), "
+        f"this one is {own / fresh - 1:.0%} slower than their best part"
+        for _, own, run_id in points
+        if own > fresh * (1 + DRIFT_FLAGGED)
+    }
 
 
 def _entry(me: Sibling, others: Sequence[Sibling]) -> Iterator[str]:
