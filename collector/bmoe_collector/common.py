@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from bmoe_collector.ingest.ingestor import Ingestor
     from bmoe_collector.store.engine import Store
 
 EXIT_NO, EXIT_USAGE, EXIT_OUTSIDE, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -100,9 +101,31 @@ def database_url(db: str | None) -> str:
 
 def open_db(db: str | None) -> Store:
     """Open the database a command was given (see `database_url`)."""
-    from bmoe_collector.store.engine import open_store
+    from bmoe_collector.store.engine import StoreError, open_store
 
-    return open_store(database_url(db))
+    try:
+        return open_store(database_url(db))
+    except StoreError as error:
+        raise OutsideError(str(error)) from None
+
+
+def artifacts_url(store: Store) -> str:
+    """Where files of runs are kept: BMOE_ARTIFACTS, else beside an SQLite database, else the user's data directory."""
+    named = os.environ.get("BMOE_ARTIFACTS")
+    if named:
+        return named
+    database = store.engine.url.database
+    if store.dialect == "sqlite" and database and database != ":memory:":
+        return str(Path(database).absolute().parent / "artifacts")
+    return str(data_dir() / "artifacts")
+
+
+def open_ingestor(store: Store) -> Ingestor:
+    """What turns blocks and files of phones into rows and artifacts of this database."""
+    from bmoe_collector.ingest.ingestor import Ingestor
+    from bmoe_collector.store.artifacts import Artifacts
+
+    return Ingestor(store, Artifacts(artifacts_url(store)))
 
 
 def run_command(module: str, arguments: list[str]) -> int:

@@ -7,6 +7,7 @@ killed at any moment.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -18,7 +19,7 @@ from bmoe_proto import calls
 from bmoe_collector.fleet import queue
 from bmoe_collector.fleet.drainer import Drainer, Timers
 from bmoe_collector.fleet.phone import PhoneBoard, PhoneNow
-from bmoe_collector.ingest import Ingestor
+from bmoe_collector.ingest.ingestor import Ingestor
 from bmoe_collector.reach.adb import AdbError
 from bmoe_collector.reach.routes import Reach, Sighting, best_routes
 from bmoe_collector.store.engine import Store
@@ -56,6 +57,10 @@ class Collector:
         self._only = set(only) if only is not None else None
         self._timers = timers or Timers()
         self._holder = new_holder()
+        sqlite = store.dialect == "sqlite"
+        self._writing: contextlib.AbstractContextManager[object] = (
+            threading.Lock() if sqlite else contextlib.nullcontext()
+        )
         self._drainers: dict[bytes, Drainer] = {}
         self._addresses: dict[str, _Address] = {}
         self._wake = threading.Event()
@@ -168,6 +173,7 @@ class Collector:
                 self.board,
                 self._holder,
                 self._timers,
+                self._writing,
                 self._connected,
             )
             drainer.set_routes([first])

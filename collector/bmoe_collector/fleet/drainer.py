@@ -24,7 +24,7 @@ from bmoe_proto.v1 import telemetry_pb2 as pb
 from bmoe_collector.common import BmoeError
 from bmoe_collector.fleet.files import FileFetcher
 from bmoe_collector.fleet.phone import PhoneBoard
-from bmoe_collector.ingest import Ingestor
+from bmoe_collector.ingest.ingestor import IngestError, Ingestor
 from bmoe_collector.reach.routes import Reach, Sighting
 from bmoe_collector.reach.states import ClockSeen, state_of, storage_problem
 from bmoe_collector.store import leases
@@ -80,9 +80,13 @@ class Drainer(threading.Thread):
         board: PhoneBoard,
         holder: str,
         timers: Timers,
+        writing: contextlib.AbstractContextManager[object],
         connected: Callable[[bytes, calls.AgentClient], None],
     ) -> None:
-        """`connected` is called with every new client: it submits what is queued for this phone."""
+        """`writing` is held while rows are committed: SQLite has one writer, and its own waiting is a lottery.
+
+        `connected` is called with every new client: it submits what is queued for this phone.
+        """
         super().__init__(name=f"drain-{uuid.hex()[:8]}", daemon=True)
         self.uuid = uuid
         self._store = store
@@ -91,17 +95,20 @@ class Drainer(threading.Thread):
         self._board = board
         self._holder = holder
         self._timers = timers
+        self._writing = writing
         self._connected = connected
-        self._files = FileFetcher(store, ingestor, uuid)
+        self._files = FileFetcher(ingestor, uuid)
         self._routes: list[Sighting] = []
         self._routes_changed = threading.Event()
-        self._stop = threading.Event()
+        self._stopped = threading.Event()
         self._client: calls.AgentClient | None = None
         self._lease: leases.Lease | None = None
         self._lease_until = 0.0  # monotonic; ours only before it
         self._heard = 0.0  # monotonic
         self._busy = False  # committing: silence is ours, not the phone's
         self._silent = False
+        self._told = ("", "")  # the trouble logged last
+        self._may_acknowledge = False
         self._clock: ClockSeen | None = None
 
     # ------------------------------------------------------------ told by the collector
@@ -114,7 +121,7 @@ class Drainer(threading.Thread):
 
     def stop(self) -> None:
         """End soon: what is being committed is committed, the call is dropped."""
-        self._stop.set()
+        self._stopped.set()
         self._routes_changed.set()
         self._drop()
 
@@ -133,7 +140,7 @@ class Drainer(threading.Thread):
         """Follow again and again until stopped."""
         pause_s = self._timers.retry_first_s
         try:
-            while not self._stop.is_set():
+            while not self._stopped.is_set():
                 self._routes_changed.clear()
                 got_data = False
                 if not self._routes:
@@ -142,10 +149,10 @@ class Drainer(threading.Thread):
                     self._routes_changed.wait(self._timers.look_s)
                     continue
                 if not self._renew():
-                    self._stop.wait(min(3.0, self._timers.renew_s))
+                    self._stopped.wait(min(3.0, self._timers.renew_s))
                     continue
                 for route in list(self._routes):
-                    if self._stop.is_set():
+                    if self._stopped.is_set():
                         break
                     got_data = self._follow(route)
                     if got_data:
@@ -163,11 +170,11 @@ class Drainer(threading.Thread):
             with contextlib.closing(self._reach.open(route)) as client:
                 self._heard = time.monotonic()
                 self._client = client
-                if self._stop.is_set():
+                if self._stopped.is_set():
                     return False
-                got_data = True
                 self._greet(route, client)
-                self._stream(client)
+                for reply in self._stream(client):
+                    got_data = got_data or reply
         except Exception as error:
             # one phone's trouble, whatever it is, must not end its thread: it is shown, and tried again
             self._failed(route, error)
@@ -179,6 +186,16 @@ class Drainer(threading.Thread):
         hello = client.hello
         problems = self._clock_problem(hello.clock)
         status = client.status()
+        self._busy = True
+        try:
+            with self._writing:
+                self._ingestor.seen(status.device)
+                self._ingestor.catch_up(self.uuid)
+        finally:
+            self._heard = time.monotonic()
+            self._busy = False
+        self._files.resume()
+        self._may_acknowledge = status.kept_for_store in {b"", self._reach.store_id}
         if full := storage_problem(status):
             problems.append(f"storage_full: {full}")
         self._board.heard(
@@ -198,32 +215,33 @@ class Drainer(threading.Thread):
             self._reach.host.add_address(self.uuid, route.where)
         self._connected(self.uuid, client)
 
-    def _stream(self, client: calls.AgentClient) -> None:
+    def _stream(self, client: calls.AgentClient) -> Iterator[bool]:
+        """Follow to the end of the stream; True after every reply that was dealt with."""
         requests = _Requests()
-        keeps = client.status().kept_for_store
-        may_acknowledge = not keeps or keeps == self._reach.store_id
-        requests.open(list(self._ingestor.cursors(self.uuid)), may_acknowledge)
+        requests.open(self._ingestor.cursors(self.uuid), self._may_acknowledge)
         try:
             for reply in client.follow(iter(requests)):
                 self._heard = time.monotonic()
                 self._busy = True
                 try:
-                    self._handle(client, reply, requests if may_acknowledge else None)
+                    self._handle(client, reply, requests)
                 finally:
                     self._heard = time.monotonic()
                     self._busy = False
-                if self._stop.is_set():
+                yield True
+                if self._stopped.is_set():
                     return
         finally:
             requests.close()
 
-    def _handle(self, client: calls.AgentClient, reply: pb.FollowReply, requests: _Requests | None) -> None:
+    def _handle(self, client: calls.AgentClient, reply: pb.FollowReply, requests: _Requests) -> None:
         kind = reply.WhichOneof("say")
         if kind == "batch":
             if not self._still_ours():
                 raise LeaseLostError("the lease ran out while this host was busy or asleep")
-            cursor = self._ingestor.blocks(self.uuid, reply.batch.at, reply.batch.blocks)
-            if requests is not None:
+            with self._writing:
+                cursor = self._ingestor.blocks(self.uuid, reply.batch.at, reply.batch.blocks)
+            if self._may_acknowledge:
                 requests.acknowledge(cursor)
             self._board.add(self.uuid, batches=1, bytes=len(reply.batch.blocks))
             self._board.heard(self.uuid, drained=False)
@@ -231,7 +249,7 @@ class Drainer(threading.Thread):
             beat = reply.heartbeat
             waiting = self._files.pending()
             if waiting and beat.state not in {"loading", "measuring"}:
-                self._fetch(client, requests is not None)
+                self._fetch(client)
                 waiting = self._files.pending()
             self._board.heard(
                 self.uuid,
@@ -242,21 +260,21 @@ class Drainer(threading.Thread):
         elif kind == "ended":
             self._files.expect(reply.ended)
             self._board.add(self.uuid, runs_ended=1)
-            self._fetch(client, requests is not None)
+            self._fetch(client)
             self._board.heard(self.uuid)
 
-    def _fetch(self, client: calls.AgentClient, may_acknowledge: bool) -> None:
-        stored = self._files.fetch(client, may_acknowledge, self._keep_alive)
+    def _fetch(self, client: calls.AgentClient) -> None:
+        stored = self._files.fetch(client, self._may_acknowledge, self._writing, self._keep_alive)
         if stored:
             self._board.add(self.uuid, artifacts=stored)
 
     def _keep_alive(self) -> None:
         """Between pieces of a long file: it is ours only while the lease is, and not after `stop`."""
-        if self._stop.is_set() or not self._still_ours():
+        if self._stopped.is_set() or not self._still_ours():
             raise LeaseLostError("stopped while a file was fetched")
 
     def _failed(self, route: Sighting, error: Exception) -> None:
-        if self._stop.is_set():
+        if self._stopped.is_set():
             return
         if self._silent:
             state, detail = "frozen", f"nothing heard for {self._timers.silence_s:g} s"
@@ -266,8 +284,9 @@ class Drainer(threading.Thread):
         self._board.update(
             self.uuid, where=route.where, state=state, detail=detail, drained=False, reconnects=before.reconnects + 1
         )
-        if before.state != state:
-            known = isinstance(error, BmoeError | calls.CallError | LeaseLostError)
+        if (state, detail) != self._told:
+            self._told = (state, detail)
+            known = isinstance(error, BmoeError | calls.CallError | LeaseLostError | IngestError)
             LOG.warning(
                 "lost",
                 extra={"phone": self.uuid.hex(), "where": route.where, "state": state, "detail": detail},

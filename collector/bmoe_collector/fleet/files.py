@@ -10,53 +10,51 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from bmoe_proto import calls
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_collector.common import data_dir
-from bmoe_collector.ingest import Ingestor
-from bmoe_collector.store.engine import Store
+from bmoe_collector.ingest.ingestor import Ingestor, Wanted
 
 LOG = logging.getLogger("bmoe.fleet")
-
-
-@dataclass(frozen=True, slots=True)
-class Awaited:
-    """One file that is not here yet."""
-
-    run_id: bytes
-    name: str
-    kind: str
-    size: int
-    sha256: bytes
 
 
 class FileFetcher:
     """The files of one phone's runs."""
 
-    def __init__(self, store: Store, ingestor: Ingestor, uuid: bytes, folder: Path | None = None) -> None:
+    def __init__(self, ingestor: Ingestor, uuid: bytes, folder: Path | None = None) -> None:
         """`folder` holds parts of files; the user's data directory without one."""
-        self._store = store
         self._ingestor = ingestor
         self._uuid = uuid
         self._folder = folder or data_dir() / "partial"
-        self._awaited: dict[tuple[bytes, str], Awaited] = {}
+        self._awaited: dict[tuple[bytes, str], Wanted] = {}
 
     def expect(self, ended: pb.FollowReply.Ended) -> None:
         """Remember the files of a run whose every block was sent."""
         for facts in ended.artifacts:
             if not facts.problem or facts.sha256:
-                item = Awaited(ended.run_id, facts.name, facts.kind, facts.size, facts.sha256)
+                item = Wanted(ended.run_id, facts.name, facts.kind, facts.size, facts.sha256)
                 self._awaited[item.run_id, item.name] = item
+
+    def resume(self) -> None:
+        """Remember what the database still awaits: a collector that was killed had not fetched it."""
+        for item in self._ingestor.wanted(self._uuid):
+            self._awaited.setdefault((item.run_id, item.name), item)
 
     def pending(self) -> int:
         """How many files are still to come."""
         return len(self._awaited)
 
-    def fetch(self, client: calls.AgentClient, may_acknowledge: bool, check: Callable[[], None]) -> int:
+    def fetch(
+        self,
+        client: calls.AgentClient,
+        may_acknowledge: bool,
+        writing: AbstractContextManager[object],
+        check: Callable[[], None],
+    ) -> int:
         """Fetch what is awaited; returns how many were stored. `check` may raise to stop between pieces.
 
         A file the agent does not give now (a cell is being measured) stays awaited.
@@ -70,7 +68,8 @@ class FileFetcher:
                 continue
             if path is None:
                 continue
-            self._ingestor.artifact(item.run_id, item.name, item.kind, path, item.sha256)
+            with writing:
+                self._ingestor.artifact(item.run_id, item.name, item.kind, str(path), item.sha256)
             if may_acknowledge:
                 client.acknowledge_artifact(item.run_id, item.name, item.sha256)
             path.unlink(missing_ok=True)
@@ -78,7 +77,7 @@ class FileFetcher:
             stored += 1
         return stored
 
-    def _part(self, client: calls.AgentClient, item: Awaited, check: Callable[[], None]) -> Path | None:
+    def _part(self, client: calls.AgentClient, item: Wanted, check: Callable[[], None]) -> Path | None:
         """Bring the part on this host to the whole file; None when its content is not what its hash says."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._folder / f"{item.sha256.hex()}-{self._uuid.hex()[:8]}.part"
