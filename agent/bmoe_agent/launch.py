@@ -11,7 +11,7 @@ arrives as `"$@"`, never as text for a shell to parse. In the run's directory:
     pid              "<pid> <the whole of /proc/self/stat>\n", written by the shell that becomes the engine by exec, so
                      pid and start ticks are the engine's own
     status           "exit <n>\n", written by the script when the engine has ended; n > 128 is a signal as shells say it
-    launcher         what the script's shell itself had to say
+    launcher         what the script's shell itself had to say ("Segmentation fault"), apart from the engine's stderr
 
 `pid` and `status` are made beforehand, filled with blanks and written in place, so that a full disk can still hold
 them. Nothing but blanks in `status` means the exit was not observed.
@@ -38,7 +38,7 @@ _SCRIPT = """\
 cd "$1" || exit 125
 shift
 trap : HUP INT TERM
-sh -c 'read -r stat </proc/self/stat; echo "$$ $stat" 1<>pid; exec "$@"' engine "$@" >stdout 2>stderr
+sh -c 'read -r stat </proc/self/stat; echo "$$ $stat" 1<>pid; exec "$@" >stdout 2>stderr' engine "$@"
 status=$?
 echo "exit $status" 1<>status
 """
@@ -267,12 +267,13 @@ def sweep_session(process: Process, proc: Path = PROC) -> list[int]:
     return killed
 
 
-def find_engines(paths: Sequence[Path], proc: Path = PROC) -> list[tuple[Process, str]]:
-    """Live processes that run one of these programs, each with its working directory ("" when it is not told).
+def find_engines(paths: Sequence[Path], home: Path, proc: Path = PROC) -> list[tuple[Process, str]]:
+    """Live processes that run one of these programs, or work inside `home`: each with its working directory.
 
-    An engine started through the system linker shows the linker as its exe (field notes, 5), hence argv; a simulator
-    written as a script shows its interpreter, hence the first arguments. An engine of ours works in its run's directory.
+    An engine of ours works in its run's directory, whatever it is called. Others are known by exe or argv: one started
+    through the system linker shows the linker as its exe (field notes, 5), a script shows its interpreter.
     """
+    inside = os.path.realpath(home).rstrip("/") + "/"
     wanted = {os.path.realpath(path) for path in paths}
     found: list[tuple[Process, str]] = []
     for process in _processes(proc):
@@ -284,10 +285,12 @@ def find_engines(paths: Sequence[Path], proc: Path = PROC) -> list[tuple[Process
         candidates = [os.fsdecode(argument) for argument in command[:3] if argument.startswith(b"/")]
         with contextlib.suppress(OSError):
             candidates.insert(0, os.readlink(directory / "exe"))
-        if process.pid != os.getpid() and any(os.path.realpath(candidate) in wanted for candidate in candidates):
-            working = ""
-            with contextlib.suppress(OSError):
-                working = os.readlink(directory / "cwd")
+        working = ""
+        with contextlib.suppress(OSError):
+            working = os.readlink(directory / "cwd")
+        known = working.startswith(inside) or any(os.path.realpath(candidate) in wanted for candidate in candidates)
+        # A launcher, which leads its session, ends by itself when its engine has ended.
+        if known and process.pid not in {os.getpid(), process.session_id}:
             found.append((process, working))
     return found
 

@@ -272,7 +272,7 @@ def _deal_with_survivors(live: Live) -> bool:
     """One engine per phone (law 7): end ours that nobody watches, tell of others. False when one does not go."""
     context = live.context
     paths = [engine.path for engine in context.config.engines.values()]
-    for process, working in launch.find_engines(paths):
+    for process, working in launch.find_engines(paths, Path(context.spool.root)):
         run_id = context.run_of_directory(working)
         if not run_id:
             live.note(

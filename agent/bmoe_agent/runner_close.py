@@ -64,8 +64,8 @@ def end_facts(live: Live) -> EndFacts:
         cancelled=live.ended_by_us == "user",
         tokens_asked=asked if live.launched else None,
         tokens_got=phases.got_tokens if live.launched else None,
-        # The engine stops before the tokens asked for only at an end of generation: a clean end says that it was one.
-        ended_by_eog=clean and phases.saw_end,
+        # An engine that ends cleanly before the tokens asked for does so only at an end of generation.
+        ended_by_eog=clean and phases.saw_end and asked is not None and phases.got_tokens < asked,
         end_record=phases.saw_end if live.launched and session is None else None,
         fatal_error=phases.fatal_message,
         turns_asked=len(session.turns) if session else 0,
@@ -149,6 +149,8 @@ def _ended_by(live: Live) -> str:
         return live.ended_by_us
     if live.gate is not None:
         return "gate"
+    if not live.launched:
+        return "agent"
     return "engine" if live.status is not None else "unknown"
 
 

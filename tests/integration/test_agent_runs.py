@@ -1,0 +1,271 @@
+"""The agent with the real stand-in engine: what one run leaves in the spool, for every way a run can go."""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from bmoe_agent.spool import Spool
+from bmoe_proto import calls
+from bmoe_proto.v1 import telemetry_pb2 as pb
+from support.agents import Agent, agent, make_engine, wait_for
+
+pytestmark = pytest.mark.agent
+
+
+@pytest.fixture
+def phone(tmp_path: Path) -> Iterator[Agent]:
+    with agent(tmp_path, "tok_s=60,load_s=0.05,prefill_s=0.05") as made:
+        yield made
+
+
+def cell(name: str, **more) -> pb.Cell:
+    made = pb.Cell(**{"name": name, "model": "tiny", "artifacts": ["metrics"], **more})
+    if not made.turns:
+        made.prompt = b"Hello"
+        made.n_predict = made.n_predict or 8
+    return made
+
+
+def plan(cells: Sequence[pb.Cell], **more) -> pb.Plan:
+    for index, one in enumerate(cells):
+        one.index = index
+    text = repr(time.time_ns())
+    return pb.Plan(
+        plan_id=hashlib.md5(text.encode(), usedforsecurity=False).hexdigest(), name="test", cells=cells, **more
+    )
+
+
+def client(phone: Agent) -> calls.AgentClient:
+    return calls.connect(f"unix-abstract:{phone.socket}", phone.secret, bytes(16), expect_uuid=phone.uuid)
+
+
+def state_of(phone: Agent, plan_id: str) -> str:
+    with client(phone) as connected:
+        return next(item.state for item in connected.listing().plans if item.plan_id == plan_id)
+
+
+def run_plan(phone: Agent, asked: pb.Plan) -> dict[str, list[pb.Frame]]:
+    """Run a plan to its end; every run's frames by cell and attempt."""
+    phone.start()
+    with client(phone) as connected:
+        reply = connected.submit(asked)
+        assert not reply.refused
+    wait_for(lambda: state_of(phone, asked.plan_id) in {"done", "stopped", "cancelled"}, "the plan's end", 90)
+    assert phone.stop() == 0
+    return record(phone)
+
+
+def record(phone: Agent) -> dict[str, list[pb.Frame]]:
+    spool = Spool(phone.home / "spool", 1 << 30)
+    runs = {}
+    for run_id in spool.runs():
+        frames = list(spool.frames(run_id))
+        started = next(frame.run_started for frame in frames if frame.WhichOneof("what") == "run_started")
+        runs[f"{started.cell.name}/{started.attempt}"] = frames
+    return runs
+
+
+def of(frames: list[pb.Frame], what: str) -> list:
+    return [getattr(frame, what) for frame in frames if frame.WhichOneof("what") == what]
+
+
+def end(frames: list[pb.Frame]) -> pb.RunEnded:
+    """The run's end, after checking what every run must satisfy: order of frames, and counts and hashes that prove it."""
+    kinds = [frame.WhichOneof("what") for frame in frames]
+    assert kinds[0] == "segment_opened"
+    assert kinds[-1] == "run_ended"
+    assert kinds.count("run_ended") == 1
+    if "launched" in kinds:
+        assert kinds.index("run_started") < kinds.index("launched")
+    ended = frames[-1].run_ended
+    counted = {}
+    for frame in frames[:-1]:
+        counted[frame.segment] = counted.get(frame.segment, 0) + 1
+    assert {item.segment: item.frames for item in ended.segments} == counted
+    return ended
+
+
+def stream(frames: list[pb.Frame], number: int) -> bytes:
+    """A stream put together from its frames, which must join without hole or overlap."""
+    data = b""
+    for output in of(frames, "output"):
+        if output.stream == number:
+            assert output.offset == len(data)
+            data += output.data
+    return data
+
+
+def test_one_shot_run_is_recorded_whole(phone: Agent) -> None:
+    asked = cell(
+        "one", artifacts=["metrics", "route"], n_predict=30, flags=["--moe-stream", "--cache-mb", "4", "--force-cache"]
+    )
+    frames = run_plan(phone, plan([asked]))["one/1"]
+    ended = end(frames)
+    assert (ended.outcome, ended.exit_observed, ended.exit_code) == ("ok", True, 0)
+    started = of(frames, "run_started")[0]
+    assert started.simulated
+    assert started.engine.sha256
+    assert started.model.size > 0
+    assert started.argv[1:4] == [b"-m", str(phone.home.parent / "models" / "tiny.gguf").encode(), b"-p"]
+    stdout = stream(frames, pb.STREAM_STDOUT)
+    assert stdout.count(b"BMOE_PROGRESS ") == 30
+    assert hashlib.sha256(stdout).digest() == ended.stdout_sha256
+    directory = Path(started.directory)
+    assert (directory / "stdout").read_bytes() == stdout
+    assert {item.kind: item.sha256 for item in ended.artifacts} == {
+        kind: hashlib.sha256((directory / f"{kind}.csv").read_bytes()).digest() for kind in ("metrics", "route")
+    }
+    samples = [sample.kind for sample in of(frames, "sample")]
+    assert samples[:2] == ["entry", "launch"]
+    assert samples[-1] == "exit"
+    assert ended.observer.cpu_ns > 0
+
+
+def test_session_turns_each_end_as_they_should(phone: Agent) -> None:
+    turns = [
+        pb.Turn(kind="generate", prompt='Grüße, 世界 \\u0041 "quoted"\n', n_predict=5),
+        pb.Turn(kind="generate", prompt="go on for ever", n_predict=2000, cancel_after_tokens=3),
+        pb.Turn(kind="generate", prompt="x", n_predict=999999, expect_rejected=True),
+        pb.Turn(kind="decide", prefix="Is it? ", suffix="Answer:", choices=["yes", "no"], idle_before_ms=300),
+        pb.Turn(kind="generate", prompt="again", n_predict=4, clear_kv=False),
+    ]
+    frames = run_plan(phone, plan([cell("talk", turns=turns)]))["talk/1"]
+    ended = end(frames)
+    last = {}
+    for report in of(frames, "turn"):
+        last[report.index] = report.state
+    assert last == {0: "done", 1: "cancelled", 2: "rejected", 3: "decided", 4: "done"}
+    assert (ended.outcome, ended.turns_asked, ended.turns_sent, ended.turns_ended) == ("ok", 5, 5, 5)
+    requests = stream(frames, pb.STREAM_STDIN).splitlines()
+    assert "Grüße, 世界".encode() in requests[0]
+    assert json.loads(requests[0])["prompt"] == turns[0].prompt
+    assert requests[-1] == b'{"cmd":"close"}'
+    assert b'{"cmd":"cancel"}' in requests
+    turn_samples = [sample.kind for sample in of(frames, "sample")].count("turn")
+    assert turn_samples == 5
+
+
+def test_every_cause_of_death_is_told_apart_and_the_next_cell_runs(tmp_path: Path) -> None:
+    faults = {
+        "segv": ("fault=segv@4", "killed", "signal:SIGSEGV"),
+        "crash": ("fault=crash@4", "killed", "signal:SIGABRT"),
+        "kill": ("fault=kill@4", "killed", "signal:SIGKILL"),
+        "fatal": ("fault=fatal@4", "failed", ""),
+        "hang": ("fault=hang@4", "aborted", "watchdog:decode"),
+    }
+    with agent(tmp_path, "") as phone:
+        add_engines(phone, {name: f"tok_s=60,load_s=0.05,prefill_s=0.05,{sim}" for name, (sim, _, _) in faults.items()})
+        library = phone.home.parent / "unlinked"
+        library.write_text(
+            '#!/bin/sh\necho \'CANNOT LINK EXECUTABLE "bmoe-cli": library "libc++_shared.so" not found\' >&2\nexit 1\n'
+        )
+        library.chmod(0o755)
+        phone.run("init", "--engine", f"unlinked={library}")
+        cells = [cell(name, engine=name) for name in faults]
+        for one in cells:
+            one.watchdog.decode_s = 1.5
+            one.watchdog.grace_s = 1
+        cells += [
+            cell("linker", engine="unlinked"),
+            cell("no_engine", engine="absent"),
+            cell("no_model", model="absent"),
+            cell("bad_flag", flags=["--no-such-flag"]),
+            cell("config", flags=["--moe-stream", "--cache-mb", "500"]),
+            cell("fine"),
+        ]
+        runs = run_plan(phone, plan(cells))
+    found = {name.partition("/")[0]: end(frames) for name, frames in runs.items()}
+    assert list(found) == [one.name for one in cells]
+    for name, (_, outcome, cause) in faults.items():
+        assert (found[name].outcome, found[name].launched) == (outcome, True), found[name]
+        assert found[name].cause == cause or not cause
+        assert stream(runs[f"{name}/1"], pb.STREAM_STDOUT).count(b"BMOE_PROGRESS ") == 3
+        assert found[name].artifacts[0].problem
+    assert of(runs["hang/1"], "watchdog")[0].rule == "decode"
+    assert (found["linker"].outcome, found["linker"].cause) == ("failed", "linker")
+    assert "libc++_shared.so" in " ".join(found["linker"].evidence)
+    assert (found["no_engine"].outcome, found["no_engine"].launched) == ("failed", False)
+    assert (found["no_model"].cause, found["bad_flag"].cause) == ("refused:model", "refused:flags")
+    assert (found["config"].outcome, found["config"].cause, found["config"].exit_code) == ("failed", "refused:flags", 1)
+    assert found["fine"].outcome == "ok"
+
+
+def test_gates_retries_and_limits_leave_every_cell_on_record(tmp_path: Path) -> None:
+    with agent(tmp_path, "tok_s=100,load_s=0.05,prefill_s=0.05") as phone:
+        add_engines(phone, {"crashing": "tok_s=100,load_s=0.05,fault=crash@2"})
+        never = {"gate": "mem_available_mib", "comparison": ">=", "bound": 1e12, "timeout_s": 0}
+        cells = [
+            cell("skipped", gates=[pb.GateAsk(policy="skip", **never)]),
+            cell("flagged", gates=[pb.GateAsk(policy="run-flagged", **never)]),
+            cell("twice", engine="crashing", retries=1),
+            cell("aborting", gates=[pb.GateAsk(policy="abort", **never)]),
+            cell("never reached"),
+        ]
+        runs = run_plan(phone, plan(cells))
+        assert {name: end(frames).outcome for name, frames in runs.items()} == {
+            "skipped/1": "skipped",
+            "flagged/1": "ok",
+            "twice/1": "killed",
+            "twice/2": "killed",
+            "aborting/1": "skipped",
+        }
+        assert of(runs["flagged/1"], "gate")[0].state == "gave_up"
+        assert end(runs["skipped/1"]).cause == "gate:mem_available_mib"
+        limited = plan([cell("no room"), cell("no room either")], limits=pb.Limits(min_free_bytes=1 << 60))
+        runs = run_plan(phone, limited)
+        for name in ("no room/1", "no room either/1"):
+            ended = end(runs[name])
+            assert (ended.outcome, ended.cause, ended.launched) == ("skipped", "gate:limit", False)
+            assert "min_free_bytes" in ended.evidence[0]
+
+
+def test_cancelling_a_cell_and_a_plan(phone: Agent) -> None:
+    cells = [cell("first", n_predict=1500), cell("second", n_predict=1500), cell("third")]
+    asked = plan(cells)
+    phone.start()
+    with client(phone) as connected:
+        connected.submit(asked)
+
+        def measuring(name: str) -> bool:
+            status = connected.status()
+            return status.cell == name and status.tokens > 3
+
+        wait_for(lambda: measuring("first"), "tokens of the first cell")
+        assert connected.cancel(asked.plan_id, only_current_cell=True).cancelled
+        wait_for(lambda: measuring("second"), "tokens of the second cell")
+        assert connected.cancel("").cancelled
+        wait_for(lambda: connected.status().state == "idle", "rest after the plan was cancelled")
+        assert not connected.cancel(asked.plan_id).cancelled
+        assert connected.submit(asked).already
+    assert state_of(phone, asked.plan_id) == "cancelled"
+    phone.stop()
+    outcomes = {name: (end(frames).outcome, end(frames).cause) for name, frames in record(phone).items()}
+    assert outcomes == {"first/1": ("aborted", "cancelled"), "second/1": ("aborted", "cancelled")}
+
+
+def test_run_from_the_command_line(phone: Agent) -> None:
+    done = phone.run("run", "--model", "tiny", '--prompt=-n 5 "$HOME"', "-n", "6", "--json")
+    told = json.loads(done.stdout)
+    assert (told["outcome"], told["tokens"], told["exit"]) == ("ok", 6, 0)
+    started = of(record(phone)["run/1"], "run_started")[0]
+    assert b'-n 5 "$HOME"' in list(started.argv)
+    refused = phone.run("run", "--model", "tiny", "--", "--csv", "/tmp/elsewhere.csv", check=False)
+    assert refused.returncode == 3
+    assert "--csv is the agent's to give" in refused.stderr
+
+
+def test_a_second_agent_on_a_home_says_so(phone: Agent) -> None:
+    phone.start()
+    second = phone.run("serve", check=False)
+    assert second.returncode == 3
+    assert "running here already" in second.stderr
+    status = json.loads(phone.run("status", "--json").stdout)
+    assert (status["running"], status["state"]) == (True, "idle")
+
+
+def add_engines(phone: Agent, settings: dict[str, str]) -> None:
+    for name, sim in settings.items():
+        phone.run("init", "--engine", f"{name}={make_engine(phone.home.parent, sim, name)}")
