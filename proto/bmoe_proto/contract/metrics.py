@@ -28,6 +28,8 @@ from bmoe_proto.contract.text import to_utf8
 
 _VERSION = re.compile(r"# bmoe_metrics v(\d+)\s*")
 _SUMMARY = "# summary"
+# Rows begin with a digit; every line that does not is looked at on its own.
+_SPECIAL = re.compile(r"^(?![-0-9]).*", re.MULTILINE)
 
 
 class NotOursError(ValueError):
@@ -74,10 +76,100 @@ class MetricsFile:
         return [name for name in self.names if name not in METRICS]
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows between two lines of another kind: their text as it stands, and where it stands.
+
+    `line`: of the first row. `trailers`: how many came before it. `torn`: the last row has no line end.
+    """
+
+    names: tuple[str, ...]
+    text: str
+    line: int
+    trailers: int
+    torn: bool
+
+    def rows(self) -> list[str]:
+        """The rows, without line ends."""
+        return (self.text if self.torn else self.text[:-1]).split("\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A file with its rows not yet read. `trailers`: line and values of each."""
+
+    version: int
+    preamble: Mapping[str, Any]
+    names: Sequence[str]
+    segments: Sequence[Segment]
+    trailers: Sequence[tuple[int, Mapping[str, Any]]]
+    problems: Problems
+    encoding: str
+
+
+def read_layout(data: bytes) -> Layout:
+    """Everything of a file but its rows. Raises NotOursError when it is none of this engine's."""
+    utf8, encoding = to_utf8(data)
+    return _Reader(utf8.decode("utf-8", "replace").replace("\r\n", "\n"), encoding).read()
+
+
 def parse_metrics(data: bytes) -> MetricsFile:
     """Read a whole file. Raises NotOursError when it is none of this engine's."""
-    utf8, encoding = to_utf8(data)
-    return _Reader(utf8.decode("utf-8", "replace"), encoding).read()
+    layout = read_layout(data)
+    columns: dict[str, list[Any]] = {name: [] for name in layout.names}
+    turns: list[int] = []
+    ends: list[int] = [-1] * len(layout.trailers)  # the last turn a row told of before each trailer
+    for segment in layout.segments:
+        found, count = _rows(segment, layout.problems)
+        for name, column in columns.items():
+            column.extend(found.get(name) or [None] * count)
+        turns += _turns(found, count, segment.trailers)
+        if turns:
+            ends[segment.trailers :] = [turns[-1]] * (len(ends) - segment.trailers)
+    trailers: list[Trailer] = []
+    for (line, values), end in zip(layout.trailers, ends, strict=True):
+        # A turn has one trailer, so the next one's number follows the last; rows say it where some were written.
+        turn = trailers[-1].turn + 1 if trailers else 0
+        trailers.append(Trailer(line, max(turn, end), values))
+    return MetricsFile(
+        layout.version,
+        layout.preamble,
+        layout.names,
+        columns,
+        turns,
+        trailers,
+        layout.problems,
+        layout.problems.more,
+        layout.encoding,
+    )
+
+
+def _rows(segment: Segment, problems: Problems) -> tuple[dict[str, list[Any]], int]:
+    rows = segment.rows()
+    if segment.torn and rows[-1].count(",") != len(segment.names) - 1:
+        problems.tell(segment.line + len(rows) - 1, f"the last row was cut off: {rows[-1][:80]!r}")
+        rows.pop()
+    numbers = range(segment.line, segment.line + len(rows))
+    found, taken = columns_of(rows, numbers, segment.names, METRICS, problems)
+    return found, len(taken)
+
+
+def _turns(found: Mapping[str, list[Any]], count: int, trailers: int) -> list[int]:
+    """Turns of a segment's rows: the column where there is one, else trailers passed and steps starting over."""
+    told = found.get("turn")
+    if told is not None and None not in told:
+        return told
+    here = trailers
+    before = 0
+    out: list[int] = []
+    for at in range(count):
+        step = found["step"][at] or 0
+        if at and step <= before:
+            here += 1
+        before = step
+        turn = told[at] if told is not None else None
+        out.append(here if turn is None else turn)
+    return out
 
 
 def is_header(line: str) -> bool:
@@ -85,130 +177,91 @@ def is_header(line: str) -> bool:
     return set(OLDEST_METRICS) <= {name.strip() for name in line.split(",")}
 
 
+def is_row(line: str) -> bool:
+    """Whether a line that begins with no digit may still be a row: a patched engine's first column may be a word."""
+    return bool(line) and line[0] not in "# \t" and not is_header(line)
+
+
 @dataclass(slots=True)
 class _Reader:
-    """Reads one file from top to bottom: rows between two lines of another kind are taken together."""
+    """Reads one file from top to bottom; what is between two lines of another kind than rows is left as it is."""
 
     text: str
     encoding: str
     version: int = 0
     preamble: dict[str, Any] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
-    columns: dict[str, list[Any]] = field(default_factory=dict)
-    turns: list[int] = field(default_factory=list)
-    trailers: list[Trailer] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    trailers: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
-    header: list[str] = field(default_factory=list)  # of the rows being read
+    header: tuple[str, ...] = ()  # of the rows being read
+    line: int = 1
 
-    def read(self) -> MetricsFile:
-        lines = self.text.split("\n")
-        if "\r" in self.text:
-            lines = [line.removesuffix("\r") for line in lines]
-        torn = bool(lines[-1])
-        if not torn:
-            lines.pop()
+    def read(self) -> Layout:
         at = 0
-        while at < len(lines):
-            if self._special(lines[at]):
-                self._line(lines[at], at + 1)
-                at += 1
+        for found in _SPECIAL.finditer(self.text):
+            if not found[0] and found.start() == len(self.text):
+                break
+            if is_row(found[0]) and self.header:
                 continue
-            end = at + 1
-            while end < len(lines) and not self._special(lines[end]):
-                end += 1
-            self._rows(lines[at:end], at + 1, torn=torn and end == len(lines))
-            at = end
+            self._segment(at, found.start())
+            self._line(found[0])
+            self.line += 1
+            at = found.end() + 1
+        self._segment(at, len(self.text))
         if not self.names:
-            raise NotOursError(self._why_not(lines))
-        return MetricsFile(
-            self.version,
-            self.preamble,
-            self.names,
-            self.columns,
-            self.turns,
-            self.trailers,
-            self.problems,
-            self.problems.more,
-            self.encoding,
+            raise NotOursError(self._why_not())
+        return Layout(
+            self.version, self.preamble, self.names, self.segments, self.trailers, self.problems, self.encoding
         )
 
-    def _special(self, line: str) -> bool:
-        return not line or line[0] in "# \t" or (line[0].isalpha() and is_header(line))
+    def _segment(self, start: int, end: int) -> None:
+        if start >= end:
+            return
+        text = self.text[start:end]
+        lines = text.count("\n") + (not text.endswith("\n"))
+        if self.header:
+            torn = not text.endswith("\n")
+            self.segments.append(Segment(self.header, text, self.line, len(self.trailers), torn))
+        else:
+            self.problems.tell(self.line, f"{lines} lines before any header, the first {text[:80]!r}")
+        self.line += lines
 
-    def _line(self, line: str, number: int) -> None:
+    def _line(self, line: str) -> None:
         if line.startswith(_SUMMARY):
-            self._trailer(line, number)
+            self.trailers.append((self.line, read_pairs(line[len(_SUMMARY) :], TRAILER)))
         elif line.startswith("#"):
             found = _VERSION.fullmatch(line)
             if found:
                 self.version = int(found[1])
             else:
-                self._pairs(line.lstrip("# "), number)
-        elif is_header(line.strip()):
-            self._header([name.strip() for name in line.strip().split(",")], number)
-        elif line.strip() and "=" in line and not self.header:
-            self._pairs(line.strip(), number)  # a preamble line that was wrapped
+                self._pairs(line.lstrip("# "))
+        elif is_header(line):
+            self._header([name.strip() for name in line.split(",")])
+        elif "=" in line and not self.header:
+            self._pairs(line.strip())  # a preamble line that was wrapped
         elif line.strip():
-            self.problems.tell(number, f"neither row, preamble nor trailer: {line[:80]!r}")
+            self.problems.tell(self.line, f"neither row, preamble nor trailer: {line[:80]!r}")
 
-    def _pairs(self, text: str, number: int) -> None:
+    def _pairs(self, text: str) -> None:
         pairs = read_pairs(text, PREAMBLE)
         if not pairs and text.strip():
-            self.problems.tell(number, f"preamble line without key=value: {text[:80]!r}")
+            self.problems.tell(self.line, f"preamble line without key=value: {text[:80]!r}")
         for key, value in pairs.items():
             if key in self.preamble and self.preamble[key] != value:
-                self.problems.tell(number, f"{key}={value} after {key}={self.preamble[key]}: the first one stands")
+                what = f"{key}={value} after {key}={self.preamble[key]}: the first one stands"
+                self.problems.tell(self.line, what)
             else:
                 self.preamble[key] = value
 
-    def _header(self, names: list[str], number: int) -> None:
+    def _header(self, names: list[str]) -> None:
         if len(set(names)) != len(names):
-            self.problems.tell(number, "a column is named twice: the last one stands")
-        self.header = names
-        rows = len(self.turns)
-        for name in names:
-            if name not in self.columns:
-                self.names.append(name)
-                self.columns[name] = [None] * rows
+            self.problems.tell(self.line, "a column is named twice: the last one stands")
+        self.header = tuple(names)
+        self.names += [name for name in dict.fromkeys(names) if name not in self.names]
 
-    def _rows(self, lines: list[str], first: int, *, torn: bool) -> None:
-        if not self.header:
-            self.problems.tell(first, f"{len(lines)} lines before any header, the first {lines[0][:80]!r}")
-            return
-        if torn and lines[-1].count(",") != len(self.header) - 1:
-            self.problems.tell(first + len(lines) - 1, f"the last row was cut off: {lines[-1][:80]!r}")
-            lines = lines[:-1]
-        numbers = range(first, first + len(lines))
-        found, taken = columns_of(lines, numbers, self.header, METRICS, self.problems)
-        for name, column in self.columns.items():
-            column.extend(found.get(name) or [None] * len(taken))
-        self._count_turns(found, len(taken))
-
-    def _count_turns(self, found: Mapping[str, list[Any]], rows: int) -> None:
-        """Turns of new rows: the column where there is one, else trailers passed and steps starting over."""
-        here = len(self.trailers)
-        turns = found.get("turn")
-        before = 0
-        for at in range(rows):
-            turn = turns[at] if turns is not None else None
-            step = found["step"][at] or 0
-            if turn is None:
-                if at and step <= before:
-                    here += 1
-                turn = here
-            before = step
-            self.turns.append(turn)
-
-    def _trailer(self, line: str, number: int) -> None:
-        values = read_pairs(line[len(_SUMMARY) :], TRAILER)
-        # A turn has one trailer, so the next one's number follows the last; rows say it where some were written.
-        turn = self.trailers[-1].turn + 1 if self.trailers else 0
-        if self.turns and self.turns[-1] > turn:
-            turn = self.turns[-1]
-        self.trailers.append(Trailer(number, turn, values))
-
-    def _why_not(self, lines: Sequence[str]) -> str:
-        first = next((line for line in lines if line.strip() and not line.startswith("#")), "")
+    def _why_not(self) -> str:
+        first = next((line for line in self.text.split("\n") if line.strip() and not line.startswith("#")), "")
         if first.lstrip().startswith('"'):
             return "a quoted CSV, which this engine never writes"
         if not self.text.strip():
