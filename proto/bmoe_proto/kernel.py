@@ -74,6 +74,7 @@ NAMES: tuple[Name, ...] = (
     Name("policy*_cur_khz", "kHz", "sys/devices/system/cpu/cpufreq", "clock of a frequency domain"),
     Name("policy*_cap_khz", "kHz", "sys/devices/system/cpu/cpufreq", "scaling_max_freq: the cap now"),
     Name("policy*_max_khz", "kHz", "sys/devices/system/cpu/cpufreq", "cpuinfo_max_freq: what the hardware can"),
+    Name("policy*_min_khz", "kHz", "sys/devices/system/cpu/cpufreq", "cpuinfo_min_freq"),
     Name("policy*_cpus", "", "sys/devices/system/cpu/cpufreq", "CPUs of the domain"),
     Name("policy*_governor", "", "sys/devices/system/cpu/cpufreq", "governor of the domain"),
     Name("clock_cap_ratio", "", "sys/devices/system/cpu/cpufreq", "lowest cap ÷ maximum over all domains with both"),

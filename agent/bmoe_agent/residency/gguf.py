@@ -279,7 +279,7 @@ def _placed(
 ) -> Iterator[Tensor]:
     """Tensors with places in the file, cut to what the file has; what was cut is a problem, since the file is then not whole."""
     starts = sorted({offset for _, _, _, offset in found})
-    following = dict(zip(starts, [*starts[1:], file_size - data], strict=True))
+    following = dict(zip(starts, [*starts[1:], file_size - data], strict=False))  # no tensor, no follower
     cut = 0
     for name, size, kind, offset in found:
         wanted = following[offset] - offset if size is None else size

@@ -95,6 +95,8 @@ def estimate(pages: int, answers: Sequence[Sequence[int]], strata_pages: Sequenc
         fraction += weight * sum(answer) / len(answer)
         if len(answer) == 2 and answer[0] != answer[1]:
             variance += weight * weight * (1 - 2 / size) / 4
+    if resident == looked:
+        fraction = 1.0  # not what rounding makes of the weights
     half_a_page = 0.5 / (looked + 1)
     floor = half_a_page * (1 - half_a_page) / (looked + 1) * (1 - looked / pages)
     return Estimate(pages, looked, resident, fraction, max(variance, floor))
