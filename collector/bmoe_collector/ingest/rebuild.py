@@ -43,7 +43,7 @@ def stored_order(connection: Connection, run_no: int) -> list[str]:
     rows = connection.execute(
         select(SEGMENTS.c.segment, SEGMENTS.c.previous).where(SEGMENTS.c.run_no == run_no).order_by(SEGMENTS.c.place)
     )
-    return chain(dict(rows.tuples()))
+    return chain(dict(rows.tuples().all()))
 
 
 def read_again(connection: Connection, run_no: int, run_id: str) -> RunReader:
