@@ -16,7 +16,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from bmoe_collector.ingest.sink import LIMIT, PREAMBLE, SUMMARY, Sink
 from bmoe_collector.store import names
 from bmoe_collector.store.engine import plain, to_json
-from bmoe_collector.store.schema import CONFIGS, REPORT_LINES, TOKENS_CSV, TRAILERS, TURNS
+from bmoe_collector.store.schema import CONFIGS, REPORT_LINES, TOKENS_CSV, TOKENS_STDOUT, TRAILERS, TURNS
 
 _KINDS: dict[str, set[type]] = {"int": {int, type(None)}, "float": {float, int, type(None)}, "str": {str, type(None)}}
 
@@ -139,7 +139,14 @@ def merge_turns(connection: Connection, run_no: int) -> dict[str, int]:
     ).all()
     real = [row for row in counted if row.kind != "rejected" and row.state not in ("not_run", "sent")]
     told_tokens = sum(row.tokens or 0 for row in counted)
-    return {"n_tokens": max(sum(rows.values()), 0) or told_tokens, "n_turns": len(real)}
+    return {"n_tokens": _tokens(connection, run_no, rows) or told_tokens, "n_turns": len(real)}
+
+
+def _tokens(connection: Connection, run_no: int, csv: Mapping[int, int]) -> int:
+    """Tokens that have a row in either source: both count from 1 in every turn, so the longer one has them all."""
+    query = select(TOKENS_STDOUT.c.turn, func.count()).where(TOKENS_STDOUT.c.run_no == run_no)
+    stdout = {int(turn or 0): int(n) for turn, n in connection.execute(query.group_by(TOKENS_STDOUT.c.turn))}
+    return sum(max(csv.get(turn, 0), stdout.get(turn, 0)) for turn in csv.keys() | stdout.keys())
 
 
 def _write(connection: Connection, run_no: int, at: int, found: Mapping[str, Any], mine: Mapping[str, Any]) -> None:

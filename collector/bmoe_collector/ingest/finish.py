@@ -45,8 +45,7 @@ def columns(connection: Connection, reader: RunReader) -> None:
         _absorb_imports(connection, run_no)
         values |= ending.columns(reader)
         merged = files.merge_turns(connection, run_no)
-        values["n_turns"] = merged["n_turns"]
-        values["n_tokens"] = _csv_tokens(connection, run_no) or said.tokens or merged["n_tokens"]
+        values |= merged
     whole = ending.completeness(reader, artifact_states(connection, run_no) if reader.ended else {})
     values |= {"completeness": whole, "complete": whole["complete"], "changed_wall_ns": wall_ns()}
     if reader.problems:
@@ -140,9 +139,7 @@ def artifact(connection: Connection, artifacts: Artifacts, run_no: int, name: st
     if kind == "metrics":
         metrics(connection, run_no, name, data)
         merged = files.merge_turns(connection, run_no)
-        tokens = _csv_tokens(connection, run_no)
-        extra = {"n_tokens": tokens} if tokens else {}
-        connection.execute(update(RUNS).where(RUNS.c.run_no == run_no).values(n_turns=merged["n_turns"], **extra))
+        connection.execute(update(RUNS).where(RUNS.c.run_no == run_no).values(**merged))
     _artifact_reasons(connection, run_no)
     return True
 

@@ -21,12 +21,13 @@ RUN_JSON = "run.json"
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A stored run that files belong to; `new` are the hashes it did not have."""
+    """A stored run that files belong to; `new` are the hashes it did not have, `mine` those it had, by kind."""
 
     run_no: int
     run_id: str
     source: str
     new: frozenset[str]
+    mine: Mapping[str, str]
 
 
 def matches(connection: Connection, files: Mapping[str, str], but: int | None = None) -> list[Match]:
@@ -49,7 +50,7 @@ def matches(connection: Connection, files: Mapping[str, str], but: int | None = 
         run = connection.execute(select(RUNS.c.run_id, RUNS.c.source).where(RUNS.c.run_no == run_no)).one()
         if same_run(files, mine, agent=run.source == "agent"):
             new = frozenset(files) - frozenset(mine)
-            found.append((len(new), Match(run_no, run.run_id, run.source, new)))
+            found.append((len(new), Match(run_no, run.run_id, run.source, new, mine)))
     found.sort(key=lambda item: (item[0], item[1].run_no))
     return [match for _, match in found]
 
@@ -62,10 +63,11 @@ def same_run(files: Mapping[str, str], mine: Mapping[str, str], *, agent: bool) 
         theirs = {sha for sha in theirs if files[sha] != RUN_JSON}
     if not theirs or not ours:
         return False
-    if theirs <= ours or ours <= theirs:
-        return True
     shared = theirs & ours
-    if not any(mine[sha] in TELLING for sha in shared):
+    telling = any(mine[sha] in TELLING for sha in shared)
+    if theirs <= ours or (ours <= theirs and (telling or not agent)):
+        return True
+    if not telling:
         return False
     kinds = {files[sha] for sha in theirs - ours} & {mine[sha] for sha in ours - theirs}
     return not kinds & (TELLING | {RUN_JSON, "stderr"})

@@ -128,7 +128,9 @@ class Ingestor:
     def _reader(self, connection: Connection, run_no: int, run_id: str) -> RunReader:
         """The run's parser, standing where the database stands."""
         stored = dict(
-            connection.execute(select(CURSORS.c.segment, CURSORS.c.offset).where(CURSORS.c.run_no == run_no)).tuples().all()
+            connection.execute(select(CURSORS.c.segment, CURSORS.c.offset).where(CURSORS.c.run_no == run_no))
+            .tuples()
+            .all()
         )
         reader = self._readers.get(run_id)
         if reader is None or reader.run_no != run_no or reader.offsets != stored:

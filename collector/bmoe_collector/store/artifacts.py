@@ -18,6 +18,8 @@ from typing import IO, Any
 import fsspec
 import zstandard
 
+from bmoe_collector.store.engine import Store
+
 CHUNK = 1 << 20
 LEVEL = 9
 
@@ -135,6 +137,22 @@ class Artifacts:
             name = path.rsplit("/", 1)[-1]
             if name.endswith(".zst") and len(name) == 68:
                 yield name.removesuffix(".zst"), int(facts["size"] or 0)
+
+
+def default_artifacts(store: Store, url: str | None = None) -> Artifacts:
+    """The artifact store of a database: `url`, else BMOE_ARTIFACTS, else `artifacts` beside the SQLite file.
+
+    A shared database without BMOE_ARTIFACTS keeps them in this user's data directory, which other hosts cannot read.
+    """
+    named = url or os.environ.get("BMOE_ARTIFACTS")
+    if named:
+        return Artifacts(named)
+    database = store.engine.url.database
+    if store.dialect == "sqlite" and database and database != ":memory:":
+        return Artifacts(os.path.join(os.path.dirname(os.path.abspath(database)), "artifacts"))
+    from platformdirs import user_data_path
+
+    return Artifacts(str(user_data_path("bmoe-fleet", appauthor=False) / "artifacts"))
 
 
 def _sync_folder(path: str) -> None:

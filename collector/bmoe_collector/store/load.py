@@ -116,7 +116,7 @@ def load(connection: Connection, run_no: int) -> RunRecord:
 
 def _rows(connection: Connection, table: Table, run_no: int, order: str = "at") -> Sequence[Mapping[str, Any]]:
     query = select(table).where(table.c.run_no == run_no).order_by(table.c[order])
-    return list(connection.execute(query).mappings())
+    return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def _one(connection: Connection, table: Table, run_no: int, column: str) -> Any:
