@@ -18,6 +18,7 @@ import typer
 
 if TYPE_CHECKING:
     from bmoe_collector.ingest.ingestor import Ingestor
+    from bmoe_collector.store.artifacts import Artifacts
     from bmoe_collector.store.engine import Store
 
 EXIT_NO, EXIT_USAGE, EXIT_OUTSIDE, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -120,12 +121,18 @@ def artifacts_url(store: Store) -> str:
     return str(data_dir() / "artifacts")
 
 
+def open_artifacts(store: Store) -> Artifacts:
+    """Where files of runs are kept (see `artifacts_url`)."""
+    from bmoe_collector.store.artifacts import Artifacts
+
+    return Artifacts(artifacts_url(store))
+
+
 def open_ingestor(store: Store) -> Ingestor:
     """What turns blocks and files of phones into rows and artifacts of this database."""
     from bmoe_collector.ingest.ingestor import Ingestor
-    from bmoe_collector.store.artifacts import Artifacts
 
-    return Ingestor(store, Artifacts(artifacts_url(store)))
+    return Ingestor(store, open_artifacts(store))
 
 
 def run_command(module: str, arguments: list[str]) -> int:
