@@ -263,7 +263,8 @@ class AgentClient:
     def follow(self, requests: Iterable[pb.FollowRequest]) -> FollowCall:
         """Open the stream; the first request is taken here and must be `open`, later ones as they come.
 
-        Iterate over what is returned: replies, or the tree above. `cancel()` ends it from another thread.
+        Iterate over what is returned: replies, or the tree above. `cancel()` ends it from another thread. gRPC takes
+        the requests in a thread that waits in them: they have to end when the stream does.
         """
         asked = iter(requests)
         first = next(asked)
@@ -347,6 +348,8 @@ class AgentClient:
             return NotThere(f"{self.name}: the channel is closed")
         code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
         details = str(error.details() or "")  # type: ignore[attr-defined]
+        if details.startswith(BUSY):
+            return Busy(f"{self.name}: {details.removeprefix(BUSY)}", code)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return Frozen(
                 f"{self.name}: no answer within {self.deadline_s:g} s: the agent is frozen or the link stands"
@@ -362,8 +365,6 @@ class AgentClient:
         if code is grpc.StatusCode.UNAUTHENTICATED and details == UNKNOWN_SESSION:
             with self._lock:
                 self._nonce = b""
-        if details.startswith(BUSY):
-            return Busy(f"{self.name}: {details.removeprefix(BUSY)}", code)
         return Refused(f"{self.name}: {details}", code)
 
 
