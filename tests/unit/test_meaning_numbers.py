@@ -16,7 +16,7 @@ from bmoe_collector.meaning.steady import steady_state
 from bmoe_collector.record import ReportLine, Rows, RunRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.records import ARGV, MIB, TOKENS, clean, rows, run, sample, summary, turn, with_argv, with_preamble
+from support.run_records import ARGV, MIB, TOKENS, clean, rows, run, sample, summary, turn, with_argv, with_preamble
 
 
 def test_headline_is_the_engines_and_the_effective_rate_adds_what_lies_between_decodes():

@@ -11,7 +11,7 @@ from bmoe_collector.record import RunRecord
 from bmoe_collector.verdicts import judge
 from bmoe_collector.verdicts.rule import Sibling
 from bmoe_collector.verdicts.siblings import contaminated
-from support.records import ENTRY, clean, rows, run, sample, summary, turn, with_preamble
+from support.run_records import ENTRY, clean, rows, run, sample, summary, turn, with_preamble
 
 
 def cell(

@@ -7,7 +7,20 @@ from dataclasses import replace
 import pytest
 from bmoe_collector.record import ArtifactRecord, NoteRecord, ReportLine, Rows, RunRecord
 from bmoe_collector.verdicts import CODES, judge
-from support.records import ARGV, ENTRY, TOKENS, clean, gate, rows, run, sample, summary, turn, with_argv, with_preamble
+from support.run_records import (
+    ARGV,
+    ENTRY,
+    TOKENS,
+    clean,
+    gate,
+    rows,
+    run,
+    sample,
+    summary,
+    turn,
+    with_argv,
+    with_preamble,
+)
 
 
 def codes(record: RunRecord) -> dict[str, str]:
