@@ -6,7 +6,7 @@ In: a trace file, or a run whose trace is in the artifact store. Out: a table, o
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -211,12 +211,15 @@ def _show(view: View, limit: int) -> None:
         console.print(Text(f"{name:<24} {_cell(value)}"))
     shown = view.rows if limit <= 0 else view.rows[:limit]
     if shown:
-        table = Table(show_edge=False, header_style="bold")
-        names = list(shown[0])
-        for name in names:
-            table.add_column(Text(name), justify="left" if isinstance(shown[0][name], str | list) else "right")
-        for row in shown:
-            table.add_row(*(Text(_cell(row[name])) for name in names))
+        # numbers are never cut: a heading breaks at its words, a cell keeps its width
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        cells = [[_cell(value) for value in row.values()] for row in shown]
+        for at, (name, value) in enumerate(shown[0].items()):
+            width = min(max(len(row[at]) for row in cells), 40)
+            side: Literal["left", "right"] = "left" if isinstance(value, str | list) else "right"
+            table.add_column(Text(name.replace("_", " ")), justify=side, min_width=width)
+        for row in cells:
+            table.add_row(*map(Text, row))
         console.print(table)
     if len(view.rows) > len(shown):
         say(f"{len(view.rows) - len(shown)} more rows: --rows 0 prints all, --json has them")
