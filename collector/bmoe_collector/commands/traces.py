@@ -214,13 +214,15 @@ def _show(view: View, limit: int) -> None:
         # numbers are never cut: a heading breaks at its words, a cell keeps its width
         table = Table(box=None, header_style="bold", pad_edge=False)
         cells = [[_cell(value) for value in row.values()] for row in shown]
+        needed = 0
         for at, (name, value) in enumerate(shown[0].items()):
-            width = min(max(len(row[at]) for row in cells), 40)
+            width = max(min(max(len(row[at]) for row in cells), 40), *(len(word) for word in name.split("_")))
+            needed += width + 2
             side: Literal["left", "right"] = "left" if isinstance(value, str | list) else "right"
             table.add_column(Text(name.replace("_", " ")), justify=side, min_width=width)
         for row in cells:
             table.add_row(*map(Text, row))
-        console.print(table)
+        console.print(table, width=max(console.width, needed), crop=False)
     if len(view.rows) > len(shown):
         say(f"{len(view.rows) - len(shown)} more rows: --rows 0 prints all, --json has them")
     for note in view.notes:
