@@ -132,13 +132,13 @@ class Agent:
             self.process = None
 
     def engines(self) -> list[int]:
-        """Processes whose argv names a file in this agent's home: engines and their launchers."""
-        mark = os.fsencode(str(self.home) + "/")
+        """Processes that work inside this agent's home: engines and their launchers."""
+        mark = os.path.realpath(self.home) + "/"
         found = []
         for entry in os.listdir("/proc"):
             if entry.isdigit() and int(entry) != os.getpid():
                 with contextlib.suppress(OSError):
-                    if mark in Path(f"/proc/{entry}/cmdline").read_bytes():
+                    if os.readlink(f"/proc/{entry}/cwd").startswith(mark):
                         found.append(int(entry))
         return found
 
