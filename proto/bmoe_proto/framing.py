@@ -43,6 +43,7 @@ MAX_PAYLOAD_BYTES = MAX_RAW_BYTES + (64 << 10)
 MAX_FRAMES = 1 << 20
 MAX_HEADER_BYTES = 4096
 STORED, ZLIB, ZLIB_DICTIONARY = 0, 1, 2
+_QUICK_BYTES = 32 << 10
 
 _HEADER = struct.Struct("<4sHBx16s16sQIIII")
 _CRC = struct.Struct("<I")
@@ -157,7 +158,9 @@ def encode_raw(run_id: bytes, segment: bytes, first_seq: int, count: int, raw: b
         raise ValueError(f"a block holds 1 to {MAX_FRAMES} frames, not {count}")
     if len(raw) > MAX_RAW_BYTES:
         raise ValueError(f"{len(raw)} bytes of frames are more than a block's {MAX_RAW_BYTES}")
-    deflate = zlib.compressobj(zdict=KERNEL_TEXT)
+    # A block that filled up before its two seconds were over comes from a busy run, and repeats itself enough for the
+    # quick level; a small one has little to repeat and is worth the slow one.
+    deflate = zlib.compressobj(3 if len(raw) >= _QUICK_BYTES else 6, zdict=KERNEL_TEXT)
     payload = deflate.compress(raw) + deflate.flush()
     codec = ZLIB_DICTIONARY
     if len(payload) >= len(raw):
