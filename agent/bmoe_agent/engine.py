@@ -7,6 +7,7 @@ of flags, the reasons why this binary would refuse them. `engine=` in its files 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -195,7 +196,8 @@ def write_atomically(place: Path, data: bytes) -> None:
         temporary.write_bytes(data)
         os.replace(temporary, place)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def _first_line(text: str) -> str:
