@@ -48,6 +48,9 @@ def main(argv: list[str] | None = None) -> int:
         output = Output(settings.copy, [name, *words])
         options = arguments.parse(words, os.environ, settings)
         return _run(options, settings, output)
+    except OSError as e:
+        complain(f"\nerror: {e.filename or 'memory'}: {os.strerror(e.errno or 0)}")
+        return 1
     except RefusedError as refused:
         if refused.reason:
             complain(refused.reason)

@@ -234,7 +234,8 @@ class Engine:
                 s.add(row)
                 emit(row, piece, delta_text, delta_reasoning, reset)
                 if self.sinks.csv:
-                    self.sinks.csv.write(row.csv())
+                    arm = settings.arm(self.token - 1) if settings.arms else ()
+                    self.sinks.csv.write(row.csv(*arm))
         s.text, s.reasoning = text, reasoning
         s.overhead_ms += 0.05 if s.tokens else 0.0  # the tail after the last token, which no row carries
         s.n_past = here + s.tokens
@@ -269,7 +270,8 @@ class Engine:
         self._decodes += 1
         if not self.burner:
             clamp = any(self.settings.fault("clamp", self.token + i + 1) for i in range(group))
-            return self.timing.decode(batch, group, drafted=drafted, clamp=clamp), batch
+            effect = self.settings.arm_effect if self.settings.arms and self.settings.arm(self.token)[0] else 1.0
+            return self.timing.decode(batch, group, drafted=drafted, clamp=clamp, effect=effect), batch
         read_done = time.monotonic()
         self.burner.token()
         now = time.monotonic()

@@ -51,8 +51,9 @@ class Row:
     ra_issue_ms: float = 0.0
     ra_wd_ms: float = 0.0
 
-    def csv(self) -> str:
-        """The CSV row."""
+    def csv(self, *more: int) -> str:
+        """The CSV row; `more` are a patched engine's own columns."""
+        own = "".join(f",{value}" for value in more)
         return (
             f"{self.step},{self.steps},{self.wall_ms:.3f},{self.io_ms:.3f},{self.compute_ms:.3f},{self.read_bytes},"
             f"{self.cache_hit_pct:.2f},{self.stall_ms:.3f},{self.mgmt_ms:.3f},{self.majflt},{self.cpu_ms:.3f},"
@@ -60,7 +61,7 @@ class Row:
             f"{self.rss_mib:.1f},{self.rss_anon_mib:.1f},{self.rss_file_mib:.1f},{self.swap_mib:.1f},"
             f"{self.mem_available_mib:.1f},{self.mem_free_mib:.1f},{self.swap_free_mib:.1f},"
             f"{self.loop_overhead_ms:.3f},{self.mtp_batch},{self.mtp_draft_ms:.3f},{self.drain_ms:.3f},"
-            f"{self.adopt_ms:.3f},{self.ra_issue_ms:.3f},{self.ra_wd_ms:.3f}\n"
+            f"{self.adopt_ms:.3f},{self.ra_issue_ms:.3f},{self.ra_wd_ms:.3f}{own}\n"
         )
 
     def lines(self, text: bytes, reasoning: bytes, *, reset: bool, load_always: bool) -> bytes:

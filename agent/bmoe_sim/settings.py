@@ -16,6 +16,9 @@ Comes in: a comma list of `key=value` (a value may be percent-encoded: `%2C` is 
     majflt=F            mean major faults a token                                      0
     burn=0|1            really compute on -t threads; wall and CPU time are measured   0
     burn_mib=F          MiB each thread hashes for a token                             8
+    arms=N              a patched engine: two settings alternate every N tokens of the process, told in columns of its
+                        own, `arm` and `tokens_since_switch`, with a preamble key `arm_block` and a line `arms:`
+    arm_effect=F        what a token's compute is multiplied by in arm 1                0.95
     hook=0|1            whether this build has the overlap hook                        1
     device_idle=1       --prefill-device is accepted and computes nothing
     copy=DIR            an independent byte copy of stdout and a note of argv, per process
@@ -72,6 +75,8 @@ class Settings:
     majflt: float = 0.0
     burn: bool = False
     burn_mib: float = 8.0
+    arms: int = 0
+    arm_effect: float = 0.95
     hook: bool = True
     device_idle: bool = False
     copy: str = ""
@@ -84,6 +89,10 @@ class Settings:
     def any_fault(self, kind: str) -> Fault | None:
         """The first fault of this kind, wherever."""
         return next((f for f in self.faults if f.kind == kind), None)
+
+    def arm(self, token: int) -> tuple[int, int]:
+        """Which arm a token of the process (from 0) is in, and how many tokens since it was switched to."""
+        return token // self.arms % 2, token % self.arms
 
     @property
     def old(self) -> bool:
@@ -123,9 +132,9 @@ def parse(text: str) -> Settings:
                 out.text = _file(word[1:]) if word.startswith("@") else value
             elif key == "fault":
                 out.faults += [_fault(part) for part in word.split("+")]
-            elif key in {"seed", "eog", "reason", "reset"}:
+            elif key in {"seed", "eog", "reason", "reset", "arms"}:
                 setattr(out, key, int(word))
-            elif key in {"tok_s", "burn_mib"}:
+            elif key in {"tok_s", "burn_mib", "arm_effect"}:
                 setattr(out, key, _positive(word))
             elif key in {"load_s", "prefill_s", "noise", "majflt"}:
                 setattr(out, key, max(0.0, float(word)))

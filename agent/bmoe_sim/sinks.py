@@ -147,5 +147,9 @@ def preamble(model: Model, o: Options, settings: Settings) -> str:
         f"# temp={o.temp:g} top_k={o.top_k} top_p={o.top_p:g} seed={o.seed} "
         f"compute_trace_layers={int(o.compute_layers)} spec={o.spec} spec_draft_max={o.draft} "
         f"mtp_p_min={o.mtp_p_min:g} ngram_min_match={o.ngram_min_match}\n"
-        f"{rows.COLUMNS}\n"
+        + (
+            f"# arm_block={settings.arms}\n{rows.COLUMNS},arm,tokens_since_switch\n"
+            if settings.arms
+            else f"{rows.COLUMNS}\n"
+        )
     )

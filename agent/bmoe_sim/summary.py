@@ -118,6 +118,8 @@ def report(s: Summary, o: Options, arch: str, settings: Settings, moe_layers: li
                     "the cache had already paid for once"
                 )
         out += _stream_extras(s, o)
+        if settings.arms:
+            out.append(f"arms: 2 settings in blocks of {settings.arms} tokens")
         if o.predict_log:
             out += _predict(s, moe_layers, max(1, o.n_expert_used), settings.seed)
     return "\n".join(out) + "\n"

@@ -85,15 +85,15 @@ class Timing:
         # Never hidden whole: the first missed expert's read starts after routing (contract: stall_ms).
         return lanes_ms * self._rng.uniform(0.35, 0.6)
 
-    def decode(self, batch: Batch, group: int, *, drafted: int, clamp: bool = False) -> Cost:
-        """The cost of one decode that confirmed `group` tokens after drafting `drafted`."""
+    def decode(self, batch: Batch, group: int, *, drafted: int, clamp: bool = False, effect: float = 1.0) -> Cost:
+        """The cost of one decode that confirmed `group` tokens after drafting `drafted`; `effect` scales its compute."""
         o = self._o
         cost = Cost()
         busy = self._latencies(batch)
         lanes = busy / o.io_threads
         cost.io = _r(busy if o.overlap else lanes)
         cost.stall = _r(self._stalled(lanes)) if o.overlap else 0.0
-        compute = self._base_ms * (0.55 if o.moe_stream else 1.0) * self._factor() * (1.0 + 0.15 * (group - 1))
+        compute = self._base_ms * (0.55 if o.moe_stream else 1.0) * self._factor() * (1.0 + 0.15 * (group - 1)) * effect
         if o.compute_trace:
             compute *= 1.1 if o.compute_layers else 2.5  # the barriers' own cost
         if o.moe_stream:

@@ -453,6 +453,10 @@ def test_refusals(model, tmp_path):
     assert refused(["-m", model, "-p", ""])[::2] == (1, refused(["-m", model])[2])
     assert "exceeds" in refused(["-m", model, "-p", "x", "-n", "5000"])[2]
     assert refused(["-m", model], "tok_s=never")[0] == 2
+    code, out, err = refused(["-m", model, "-p", "x"], "copy=/proc/nowhere")
+    assert (code, out, "/proc/nowhere" in err) == (1, b"", True)
+    code, out, err = refused(["-m", model, "-p", "x", "-n", "1", "--csv", "/proc/nowhere/m.csv"])
+    assert (code, "warning: could not open csv" in err) == (0, True)
     code, out, err = refused(["-m", model, "-p", "x", "-n", "1", "--route-trace", "r.csv"])
     assert (code, "needs --moe-stream" in err, (tmp_path / "r.csv").exists()) == (0, True, False)
 
@@ -465,3 +469,15 @@ def test_what_it_says_of_itself():
         assert (b"--row-stream" in text) == (not settings)
         assert b"--cache-mb N|auto" in text
     assert b"qwen3moe" in sim(["--list-archs"]).stdout
+
+
+def test_a_patched_engine_alternates_and_says_so_in_its_own_words(model, tmp_path):
+    done = one_shot(model, [*STREAM, "--csv", "m.csv"], "arms=4,arm_effect=0.5,noise=0", cwd=tmp_path)
+    assert [e.text for e in parse(done.stdout) if isinstance(e, Other)] == ["arms: 2 settings in blocks of 4 tokens"]
+    metrics = parse_metrics((tmp_path / "m.csv").read_bytes())
+    assert metrics.unknown == ["arm", "tokens_since_switch"]
+    assert metrics.preamble["arm_block"] == 4
+    assert metrics.columns["arm"] == [0, 0, 0, 0, 1, 1, 1, 1] * 3
+    assert metrics.columns["tokens_since_switch"] == [0, 1, 2, 3] * 6
+    compute = metrics.columns["compute_ms"]
+    assert compute[4] == pytest.approx(compute[3] / 2, abs=0.002)

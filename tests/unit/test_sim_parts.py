@@ -1,11 +1,14 @@
 """The simulator's parts: requests by text search, settings, the model file, routing and the cost of a start."""
 
 import itertools
+import json
 import os
 import subprocess
 import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from bmoe_sim import model as models
 from bmoe_sim.argv import Options, RefusedError, known_flags, parse, usage
 from bmoe_sim.makemodel import make_model
@@ -40,6 +43,21 @@ def test_requests_are_read_by_text_search():
     assert parse_request(b'{"cmd":"x","id":"no"}', 9, think=True).id == 0
 
 
+@given(st.binary(max_size=200))
+@settings(max_examples=150, deadline=None)
+def test_no_request_line_raises(line):
+    parse_request(line, 9, think=True)
+    parse_request(b'{"cmd":"decide","choices":[' + line, 9, think=True)
+
+
+@given(st.text(st.characters(min_codepoint=32, exclude_categories=["Cs"])), st.integers(0, 1 << 40), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_a_request_written_unescaped_with_the_prompt_last_is_read_as_meant(prompt, number, think):
+    line = json.dumps({"cmd": "generate", "id": number, "think": think, "prompt": prompt}, ensure_ascii=False)
+    r = parse_request(line.encode(), 9, think=not think)
+    assert (r.cmd, r.id, r.think, r.prompt) == ("generate", number, think, prompt.encode())
+
+
 def test_settings_are_read_or_refused_with_the_entry():
     s = parse_settings("pose=0.19, seed=4,tok_s=7.5,text=a%2Cb%00,fault=hang@3+oom@load:12,,burn=1")
     assert (s.old, s.seed, s.tok_s, s.text, s.burn) == (True, 4, 7.5, b"a,b\0", True)
@@ -64,9 +82,9 @@ def test_argv_resolves_as_the_engine_does():
     assert parse(["-m", "x"], {"BMOE_OVERLAP": "0", "BMOE_PREDICT_LOG": "2"}, newest).predict_log
     with pytest.raises(RefusedError, match="is none of"):
         parse(["-m", "x", "--dense-weights", "soft"], {}, newest)
-    for settings in (newest, old):
-        text = usage("bmoe-cli", settings)
-        assert all(f" {spelling}" in text for flag in known_flags(settings) for spelling in flag.spellings)
+    for pose in (newest, old):
+        text = usage("bmoe-cli", pose)
+        assert all(f" {spelling}" in text for flag in known_flags(pose) for spelling in flag.spellings)
 
 
 @pytest.mark.parametrize("shards", [1, 3])
