@@ -30,6 +30,8 @@ from bmoe_collector.host import HostHome, PairedPhone
 from bmoe_collector.reach.routes import LOCAL, Reach
 
 PROMPT = "Explain in a few sentences why a Mixture-of-Experts model can be bigger than a phone's memory."
+STREAMING = ["--moe-stream --cache-mb 8 --force-cache"]
+"""What the stand-in is run with unless told otherwise: the configuration people measure most."""
 START_S = 60.0
 
 
@@ -76,7 +78,7 @@ def demo(
                 model=model.name,
                 prompts=[prompt.encode()],
                 n_predict=n_predict,
-                flags=split_flags([], flags or []),
+                flags=split_flags(STREAMING if simulated and not flags else [], flags or []),
                 labels=["made_by=demo"],
                 name="demo",
                 environment=["BMOE_SIM=tok_s=40,load_s=0.5,prefill_s=0.3"] if simulated else [],
