@@ -7,8 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from bmoe_sim import model as models
 from bmoe_sim.argv import Options, RefusedError, known_flags, parse, usage
 from bmoe_sim.makemodel import make_model
@@ -19,6 +17,8 @@ from bmoe_sim.settings import Settings, SettingsError
 from bmoe_sim.settings import parse as parse_settings
 from bmoe_sim.streamer import Streamer
 from bmoe_sim.words import Pieces
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytestmark = pytest.mark.agent
 
