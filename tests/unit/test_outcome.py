@@ -139,6 +139,20 @@ def test_the_same_words_after_the_first_token_are_no_refusal():
     assert told(exit_observed=True, exit_code=1, stderr_tail=b"invalid argument", tokens_got=9) == ("failed", "exit")
 
 
+@pytest.mark.parametrize(
+    ("capture", "cause", "line"),
+    [
+        ("error-cache-band", "refused:flags", "config error: moe.cache_mb=500"),
+        ("session-missing-model", "refused:model", "gguf_init_from_file: failed to open GGUF file"),
+    ],
+)
+def test_what_a_real_engine_says_when_it_refuses(captures, capture, cause, line):
+    tail = (captures / capture / "stderr.bin").read_bytes()[-4096:]
+    outcome = decide(EndFacts(exit_observed=True, exit_code=1, stderr_tail=tail))
+    assert (outcome.outcome, outcome.cause, outcome.retryable) == ("failed", cause, False)
+    assert any(text.startswith(line) for text in outcome.evidence)
+
+
 def test_the_reason_comes_first_in_the_evidence():
     noise = b"\n".join(b"note %d" % at for at in range(20))
     outcome = decide(EndFacts(exit_observed=True, exit_code=1, stderr_tail=b"unknown argument: --zap\n" + noise))

@@ -63,6 +63,8 @@ def test_a_torn_tail_is_cut_at_the_last_whole_block_and_told_in_the_next_segment
     ]
     assert ended.segments[0].sha256 == opened.previous_sha256
     assert not any(frame.HasField("gap") for frame in second)
+    sizes = sum(file.stat().st_size for file in (tmp_path / RUN.hex()).glob("*.seg"))
+    assert spool.used_bytes == spool.summary(RUN).bytes == sizes
 
 
 @pytest.mark.parametrize("tail", [b"", bytes(4096)])

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import subprocess
 
 import pytest
 from bmoe_agent.spool import Spool, SpoolFullError
@@ -176,3 +177,39 @@ def test_another_error_of_the_disk_is_not_taken_for_want_of_room(tmp_path):
     del disk.write
     assert writer.flush()
     assert kinds(spool) == ["segment_opened", "note"]
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A file system of 1 MiB, or a skip where none can be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(mount, capture_output=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no mount command here")
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_is_really_full(tiny_disk):
+    spool = Spool(tiny_disk, 1 << 30, low_water_bytes=0)
+    writer = spool.open_run(RUN)
+    writer.append("run_started", pb.RunStarted(), 1)
+    writer.sync()
+    with open(tiny_disk / "somebody else's", "wb", buffering=0) as file:
+        file.write(bytes(2 << 20))  # as much as there is
+    for at in range(20):
+        writer.append("sample", pb.Sample(text=os.urandom(5_000)), at)
+        writer.append("output", pb.Output(offset=at, data=os.urandom(2_000)), at)
+        writer.flush()
+    writer.end(pb.RunEnded(outcome="failed", cause="disk_full"), 99)
+    spool.close()
+    found = kinds(Spool(tiny_disk, 1 << 30))
+    assert found[-1] == "run_ended"
+    assert found.count("output") == 20
+    assert sum(gap.frames for gap in gaps(spool)) + found.count("sample") == 20
+    assert gaps(spool)

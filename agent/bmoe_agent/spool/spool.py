@@ -14,13 +14,14 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bmoe_proto import framing
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_agent.spool import acks as acks_file
-from bmoe_agent.spool import layout
+from bmoe_agent.spool import index, layout
+from bmoe_agent.spool.index import Run
 from bmoe_agent.spool.layout import Segment, SpoolError
 from bmoe_agent.spool.recovery import Predecessors, look_back, mend
 from bmoe_agent.spool.room import Disk, Room
@@ -51,18 +52,6 @@ class Chunk:
     next_offset: int
     finished: bool
     damage: str = ""
-
-
-@dataclass(slots=True)
-class _Run:
-    directory: str
-    segments: list[Segment]
-    summary: RunSummary
-    acks: acks_file.Acks
-    artifacts: list[pb.ArtifactFacts] = field(default_factory=list)
-    writer: RunWriter | None = None
-    changed: int = 0
-    file_bytes: int = 0
 
 
 def boot_now_ns() -> int:
@@ -98,9 +87,10 @@ class Spool:
         self.trouble = ""
         """Why the last write by the flusher failed, empty when it did not."""
         self._boot_ns, self._wall_ns = boot_ns, wall_ns
+        self._opening_lock = threading.Lock()
         self._changed = threading.Condition()
         self._generation = 1
-        self._runs: dict[bytes, _Run] = {}
+        self._runs: dict[bytes, Run] = {}
         self._flusher: threading.Thread | None = None
         self._stop = threading.Event()
         self._deleted = read_ledger(self.root)
@@ -116,6 +106,12 @@ class Spool:
         """
         if len(run_id) != 16:
             raise ValueError("a run id is 16 bytes")
+        with self._opening_lock:  # of two threads the later one is told that the run is open
+            writer = self._open(run_id, why)
+        self._start_flusher()
+        return writer
+
+    def _open(self, run_id: bytes, why: str) -> RunWriter:
         directory = os.path.join(self.root, run_id.hex())
         with self._changed:
             run = self._runs.get(run_id)
@@ -137,11 +133,13 @@ class Spool:
             mend(past)
         with self._changed:
             if run is None:
-                run = self._runs[run_id] = _Run(directory, [], RunSummary(run_id), acks_file.load(directory))
+                run = self._runs[run_id] = Run(directory, [], RunSummary(run_id), acks_file.load(directory))
             run.segments = [*past.segments, segment]
             run.writer = writer
+            size = sum(item.end for item in run.segments)
+            self.used_bytes += size - run.summary.bytes
+            run.summary.bytes = size
             self._touch(run)
-        self._start_flusher()
         return writer
 
     def files_directory(self, run_id: bytes) -> str:
@@ -172,12 +170,12 @@ class Spool:
     def wrote(self, run_id: bytes, size: int) -> None:
         """Called by a writer after each block, so that readers wake."""
         with self._changed:
-            self.used_bytes += size
             run = self._runs.get(run_id)
-            if run is not None:
+            if run is not None and run.writer is not None:  # else it is being opened, and counted when it is open
+                self.used_bytes += size
                 run.summary.bytes += size
                 if not run.summary.started:
-                    self._learn_start(run)
+                    index.learn_start(run)
                 self._touch(run)
 
     def _opening(self, past: Predecessors, why: str) -> pb.SegmentOpened:
@@ -201,7 +199,7 @@ class Spool:
         with self._changed:
             run = self._runs[writer.run_id]
             run.writer = None
-            self._learn_end(run)
+            self.used_bytes += index.learn_end(run)
             self._touch(run)
 
     def _start_flusher(self) -> None:
@@ -383,7 +381,7 @@ class Spool:
         self.room.keep_reserve()
         return [run_id for run_id, _ in done]
 
-    def _is_acknowledged(self, run: _Run) -> bool:
+    def _is_acknowledged(self, run: Run) -> bool:
         if run.writer is not None or not run.summary.ended or not self.kept_for:
             return False
         known = run.acks.stores.get(self.kept_for)
@@ -395,76 +393,13 @@ class Spool:
 
     # ---------------------------------------------------------------- finding
 
-    def _touch(self, run: _Run) -> None:
+    def _touch(self, run: Run) -> None:
         self._generation += 1
         run.changed = self._generation
         self._changed.notify_all()
 
     def _find_runs(self) -> None:
-        gone = {summary.run_id for summary in self._deleted}
-        found: list[_Run] = []
-        for name in os.listdir(self.root):
-            directory = os.path.join(self.root, name)
-            if not layout.RUN_NAME.match(name) or not os.path.isdir(directory):
-                continue
-            run_id = bytes.fromhex(name)
-            if run_id in gone:
-                shutil.rmtree(directory, ignore_errors=True)  # killed between the ledger and the deletion
-                continue
-            run = _Run(directory, layout.list_segments(directory), RunSummary(run_id), acks_file.load(directory))
-            self._learn_start(run)
-            self._learn_end(run)
-            found.append(run)
-        found.sort(key=lambda run: (run.summary.started_wall_ns, run.summary.run_id))
-        for run in found:
-            self._runs[run.summary.run_id] = run
+        for run in index.find(self.root, {summary.run_id for summary in self._deleted}):
             run.changed = self._generation
-            run.summary.bytes = sum(segment.end for segment in run.segments)
-            self.used_bytes += run.summary.bytes
-
-    def _learn_start(self, run: _Run) -> None:
-        """RunStarted is among the first frames of the first segment that has any."""
-        for segment in run.segments:
-            for frame in self._block_frames(segment, 0):
-                run.summary.take(frame)
-            if run.summary.started:
-                return
-
-    def _learn_end(self, run: _Run) -> None:
-        if not run.summary.started:
-            self._learn_start(run)
-        for segment in reversed(run.segments):
-            offset = layout.last_block_offset(segment.path, segment.end)
-            for frame in self._block_frames(segment, offset) if offset is not None else ():
-                if frame.WhichOneof("what") == "run_ended":
-                    run.summary.take(frame)
-                    run.artifacts = list(frame.run_ended.artifacts)
-            if run.summary.ended:
-                break
-        if run.summary.ended:
-            self.used_bytes -= run.file_bytes
-            run.file_bytes = _size_of_files(os.path.join(run.directory, layout.FILES))
-            self.used_bytes += run.file_bytes
-
-    @staticmethod
-    def _block_frames(segment: Segment, offset: int) -> list[pb.Frame]:
-        head = layout.read_at(segment.path, offset, framing.HEADER_BYTES)
-        length = framing.peek_length(head)
-        if length is None:
-            return []
-        try:
-            block = framing.read_block(layout.read_at(segment.path, offset, length))
-            return [pb.Frame.FromString(frame) for frame in block.frames()]
-        except framing.FramingError:
-            return []
-
-
-def _size_of_files(directory: str) -> int:
-    total = 0
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_size
-            except OSError:
-                continue
-    return total
+            self._runs[run.summary.run_id] = run
+            self.used_bytes += run.summary.bytes + run.file_bytes

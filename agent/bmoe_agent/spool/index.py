@@ -1,0 +1,106 @@
+"""What is known of each run in memory, and how it is learnt from its files when an agent starts.
+
+In: a spool's folder. Out: `Run`s. Only the first and the last block of a run are decompressed: a backlog of a night is
+thousands of blocks, and an agent must be serving within a second.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from bmoe_proto import framing
+from bmoe_proto.v1 import telemetry_pb2 as pb
+
+from bmoe_agent.spool import acks as acks_file
+from bmoe_agent.spool import layout
+from bmoe_agent.spool.layout import Segment
+from bmoe_agent.spool.summary import RunSummary
+from bmoe_agent.spool.writer import RunWriter
+
+
+@dataclass(slots=True)
+class Run:
+    """One run's directory."""
+
+    directory: str
+    segments: list[Segment]
+    summary: RunSummary
+    acks: acks_file.Acks
+    artifacts: list[pb.ArtifactFacts] = field(default_factory=list)
+    writer: RunWriter | None = None
+    changed: int = 0  # the spool's generation when it changed last
+    file_bytes: int = 0  # of the engine's own files, once it ended
+
+
+def find(root: str, deleted: Collection[bytes]) -> list[Run]:
+    """Every run under `root`, oldest first; what was to be deleted when the agent was killed is deleted now."""
+    found: list[Run] = []
+    for name in os.listdir(root):
+        directory = os.path.join(root, name)
+        if not layout.RUN_NAME.match(name) or not os.path.isdir(directory):
+            continue
+        run_id = bytes.fromhex(name)
+        if run_id in deleted:
+            shutil.rmtree(directory, ignore_errors=True)
+            continue
+        run = Run(directory, layout.list_segments(directory), RunSummary(run_id), acks_file.load(directory))
+        run.summary.bytes = sum(segment.end for segment in run.segments)
+        learn_start(run)
+        learn_end(run)
+        found.append(run)
+    found.sort(key=lambda run: (run.summary.started_wall_ns, run.summary.run_id))
+    return found
+
+
+def learn_start(run: Run) -> None:
+    """RunStarted is in the first block of the first segment that has it: it is made durable before anything else."""
+    for segment in run.segments:
+        for frame in block_frames(segment, 0):
+            run.summary.take(frame)
+        if run.summary.started:
+            return
+
+
+def learn_end(run: Run) -> int:
+    """RunEnded is in the last block of the last segment, but for those of repairs; returns the growth of its files."""
+    if not run.summary.started:
+        learn_start(run)
+    for segment in reversed(run.segments):
+        offset = layout.last_block_offset(segment.path, segment.end)
+        for frame in block_frames(segment, offset) if offset is not None else ():
+            if frame.WhichOneof("what") == "run_ended":
+                run.summary.take(frame)
+                run.artifacts = list(frame.run_ended.artifacts)
+        if run.summary.ended:
+            break
+    if not run.summary.ended:
+        return 0
+    before, run.file_bytes = run.file_bytes, size_of_files(os.path.join(run.directory, layout.FILES))
+    return run.file_bytes - before
+
+
+def block_frames(segment: Segment, offset: int) -> list[pb.Frame]:
+    """The frames of the block at `offset`; none when there is no whole one."""
+    length = framing.peek_length(layout.read_at(segment.path, offset, framing.HEADER_BYTES))
+    if length is None:
+        return []
+    try:
+        block = framing.read_block(layout.read_at(segment.path, offset, length))
+        return [pb.Frame.FromString(frame) for frame in block.frames()]
+    except framing.FramingError:
+        return []
+
+
+def size_of_files(directory: str) -> int:
+    """Bytes of all files under a directory."""
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_size
+            except OSError:
+                continue
+    return total
