@@ -104,7 +104,9 @@ def compare(
     if not answered:
         sentence = "refused: " + judged.reasons[0]
         n = (len(judged.a), len(judged.b))
-        return Answer(a, b, False, False, judged.reasons, judged.notes, "unpaired", n, (), (), None, sentence, label)
+        return Answer(
+            a, b, False, False, judged.reasons, judged.notes, _design(judged)[0], n, (), (), None, sentence, label
+        )
     design, pairs, notes = _design(judged)
     metrics = _metrics(judged, design, pairs, costs, primary, wanted)
     counters = tuple(_counters(judged))

@@ -33,7 +33,7 @@ def show_answer(answer: Answer) -> None:
     for reason in answer.reasons:
         console.print(Text(f"not comparable: {escape(reason)}", style="red"))
     if answer.counters:
-        table = Table("counter", show_edge=False)
+        table = Table("counter", box=None, pad_edge=False)
         table.add_column("A", justify="right")
         table.add_column("B", justify="right")
         table.add_column("")
@@ -55,9 +55,12 @@ def show_answer(answer: Answer) -> None:
 
 
 def _metrics(metrics: Sequence[Metric]) -> Table:
-    table = Table("metric", show_edge=False)
-    for name in ("B to A", "interval", "p", "resolved", "resolvable from", "runs needed"):
-        table.add_column(name, justify="right")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("metric", no_wrap=True)
+    for name in ("B to A", "interval", "p", "resolved"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("shows from", justify="right")
+    table.add_column("runs needed", justify="right")
     for row in metrics:
         interval = f"{_change(row.low)} … {_change(row.high)}" if row.low is not None else "–"
         table.add_row(
@@ -74,7 +77,7 @@ def _metrics(metrics: Sequence[Metric]) -> Table:
 
 def show_matrix(answers: Sequence[Answer]) -> None:
     """One row a comparison, p-values corrected for how many there are."""
-    table = Table("A", "B", show_edge=False)
+    table = Table("A", "B", box=None, pad_edge=False)
     for name in ("n", "B to A", "interval", "p", "p corrected", "resolved"):
         table.add_column(name, justify="right")
     for answer in answers:
@@ -97,7 +100,7 @@ def show_sandwich(result: Mapping[str, Any]) -> None:
     """Settings inside one run, with other windows below."""
     console = Console()
     console.print(Text(f"run {result['run'][:12]} by {escape(str(result['by']))}: {result['label']}", style="bold"))
-    table = Table("A", "B", show_edge=False)
+    table = Table("A", "B", box=None, pad_edge=False)
     for name in ("cold", "carry", "sandwiches", "B to A", "interval", "p", "resolved"):
         table.add_column(name, justify="right")
     for pair in result["pairs"]:
