@@ -98,7 +98,8 @@ def usage(name: str, settings: Settings) -> str:
         value = "" if not flag.arity else " " + ("|".join(flag.choices) or _hint(flag))
         spell = f"  {short + ',' if short else '   '} {flag.name}{value}"
         default = f" (default {flag.default})" if flag.default is not None else ""
-        out.append(f"{spell:<33} {flag.doc}{default}")
+        gap = "\n" + " " * 34 if len(spell) > 32 else ""  # a long spelling has its line to itself
+        out.append(f"{spell}{gap}{'' if gap else ' ' * (34 - len(spell))}{flag.doc}{default}")
     out += ["", "  Env overrides (flag wins): " + ", ".join(sorted(ENVIRONMENT))]
     out += [f"  This is bmoe-sim, a simulator posing as {settings.pose}; it computes nothing.", ""]
     return "\n".join(out)
