@@ -17,19 +17,20 @@ is a `Problem` with its line, and stops nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bmoe_proto.contract.columns import METRICS, OLDEST_METRICS, PREAMBLE, TRAILER, done_spelling
 from bmoe_proto.contract.preamble import read_pairs
 from bmoe_proto.contract.tables import Problem, Problems, columns_of
-from bmoe_proto.contract.text import to_utf8
+from bmoe_proto.contract.text import readable, to_utf8
 
 _VERSION = re.compile(r"# bmoe_metrics v(\d+)\s*")
 _SUMMARY = "# summary"
-# Rows begin with a digit; every line that does not is looked at on its own.
-_SPECIAL = re.compile(r"^(?![-0-9]).*", re.MULTILINE)
+_LOOK = 1 << 16  # how far a file that is not ours is looked at for a reason
+# Rows begin with a digit; every line that does not is looked at on its own. The file is read as if one line end stood above it.
+_SPECIAL = re.compile(rb"\n(?![-0-9])([^\n]*)")
 
 
 class NotOursError(ValueError):
@@ -78,25 +79,42 @@ class MetricsFile:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows between two lines of another kind: their text as it stands, and where it stands.
+    """Rows between two lines of another kind: their bytes as they stand, in UTF-8 with LF, and where they stand.
 
-    `line`: of the first row. `trailers`: how many came before it. `torn`: the last row has no line end.
+    `start`: of the first row in the file. `trailers`: how many came before it. `torn`: the last row has no line end.
     """
 
     names: tuple[str, ...]
-    text: str
-    line: int
+    data: bytes
+    start: int
     trailers: int
     torn: bool
 
     def rows(self) -> list[str]:
         """The rows, without line ends."""
-        return (self.text if self.torn else self.text[:-1]).split("\n")
+        return readable(self.data if self.torn else self.data[:-1]).split("\n")
+
+
+@dataclass(slots=True)
+class Lines:
+    """Line numbers of places in a file, counted only where somebody asks, and from the place asked about before."""
+
+    data: bytes
+    start: int = 0
+    line: int = 1
+
+    def at(self, start: int) -> int:
+        """The 1-based number of the line that begins at `start`."""
+        if start < self.start:
+            self.start, self.line = 0, 1
+        self.line += self.data.count(b"\n", self.start, start)
+        self.start = start
+        return self.line
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A file with its rows not yet read. `trailers`: line and values of each."""
+    """A file with its rows not yet read. `trailers`: place and values of each. `lines`: line numbers of places."""
 
     version: int
     preamble: Mapping[str, Any]
@@ -104,13 +122,15 @@ class Layout:
     segments: Sequence[Segment]
     trailers: Sequence[tuple[int, Mapping[str, Any]]]
     problems: Problems
+    lines: Lines
     encoding: str
 
 
 def read_layout(data: bytes) -> Layout:
     """Everything of a file but its rows. Raises NotOursError when it is none of this engine's."""
     utf8, encoding = to_utf8(data)
-    return _Reader(utf8.decode("utf-8", "replace").replace("\r\n", "\n"), encoding).read()
+    utf8 = utf8.replace(b"\r\n", b"\n") if b"\r" in utf8 else utf8
+    return _Reader(utf8, Lines(utf8), encoding).read()
 
 
 def parse_metrics(data: bytes) -> MetricsFile:
@@ -118,19 +138,19 @@ def parse_metrics(data: bytes) -> MetricsFile:
     layout = read_layout(data)
     columns: dict[str, list[Any]] = {name: [] for name in layout.names}
     turns: list[int] = []
-    ends: list[int] = [-1] * len(layout.trailers)  # the last turn a row told of before each trailer
+    ends: dict[int, int] = {}  # trailer to the turn of the row before it
     for segment in layout.segments:
-        found, count = _rows(segment, layout.problems)
+        found, count = _rows(segment, layout)
         for name, column in columns.items():
             column.extend(found.get(name) or [None] * count)
         turns += _turns(found, count, segment.trailers)
-        if turns:
-            ends[segment.trailers :] = [turns[-1]] * (len(ends) - segment.trailers)
+        if count:
+            ends[segment.trailers] = turns[-1]
     trailers: list[Trailer] = []
-    for (line, values), end in zip(layout.trailers, ends, strict=True):
+    for at, (start, values) in enumerate(layout.trailers):
         # A turn has one trailer, so the next one's number follows the last; rows say it where some were written.
         turn = trailers[-1].turn + 1 if trailers else 0
-        trailers.append(Trailer(line, max(turn, end), values))
+        trailers.append(Trailer(layout.lines.at(start), max(turn, ends.get(at, -1)), values))
     return MetricsFile(
         layout.version,
         layout.preamble,
@@ -144,12 +164,14 @@ def parse_metrics(data: bytes) -> MetricsFile:
     )
 
 
-def _rows(segment: Segment, problems: Problems) -> tuple[dict[str, list[Any]], int]:
+def _rows(segment: Segment, layout: Layout) -> tuple[dict[str, list[Any]], int]:
     rows = segment.rows()
+    problems = layout.problems
+    first = layout.lines.at(segment.start)
     if segment.torn and rows[-1].count(",") != len(segment.names) - 1:
-        problems.tell(segment.line + len(rows) - 1, f"the last row was cut off: {rows[-1][:80]!r}")
+        problems.tell(first + len(rows) - 1, f"the last row was cut off: {rows[-1][:80]!r}")
         rows.pop()
-    numbers = range(segment.line, segment.line + len(rows))
+    numbers = range(first, first + len(rows))
     found, taken = columns_of(rows, numbers, segment.names, METRICS, problems)
     return found, len(taken)
 
@@ -186,7 +208,8 @@ def is_row(line: str) -> bool:
 class _Reader:
     """Reads one file from top to bottom; what is between two lines of another kind than rows is left as it is."""
 
-    text: str
+    data: bytes
+    lines: Lines
     encoding: str
     version: int = 0
     preamble: dict[str, Any] = field(default_factory=dict)
@@ -195,41 +218,60 @@ class _Reader:
     trailers: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
     header: tuple[str, ...] = ()  # of the rows being read
-    line: int = 1
+    here: int = 0  # where the line being read begins
 
     def read(self) -> Layout:
-        at = 0
-        for found in _SPECIAL.finditer(self.text):
-            if not found[0] and found.start() == len(self.text):
-                break
-            if is_row(found[0]) and self.header:
+        data = self.data
+        at = 0  # where what is not yet read begins
+        for start, end in self._special_lines():
+            line = readable(data[start:end])
+            if self.header and is_row(line):
                 continue
-            self._segment(at, found.start())
-            self._line(found[0])
-            self.line += 1
-            at = found.end() + 1
-        self._segment(at, len(self.text))
+            self._segment(at, start)
+            self.here = start
+            self._line(line)
+            at = end + 1
+        self._segment(at, len(data))
         if not self.names:
             raise NotOursError(self._why_not())
         return Layout(
-            self.version, self.preamble, self.names, self.segments, self.trailers, self.problems, self.encoding
+            self.version,
+            self.preamble,
+            self.names,
+            self.segments,
+            self.trailers,
+            self.problems,
+            self.lines,
+            self.encoding,
         )
+
+    def _tell(self, what: str) -> None:
+        self.problems.tell(self.lines.at(self.here), what)
+
+    def _special_lines(self) -> Iterator[tuple[int, int]]:
+        """Start and end of every line that does not begin as a row does; what follows the last LF is a line if not empty."""
+        data = self.data
+        if data and not data[:1].isdigit() and data[:1] != b"-":
+            end = data.find(b"\n")
+            yield 0, len(data) if end < 0 else end
+        for found in _SPECIAL.finditer(data):
+            if found.end() != found.start() + 1 or found.end() != len(data):
+                yield found.start() + 1, found.end()
 
     def _segment(self, start: int, end: int) -> None:
         if start >= end:
             return
-        text = self.text[start:end]
-        lines = text.count("\n") + (not text.endswith("\n"))
+        data = self.data[start:end]
         if self.header:
-            torn = not text.endswith("\n")
-            self.segments.append(Segment(self.header, text, self.line, len(self.trailers), torn))
+            torn = not data.endswith(b"\n")
+            self.segments.append(Segment(self.header, data, start, len(self.trailers), torn))
         else:
-            self.problems.tell(self.line, f"{lines} lines before any header, the first {text[:80]!r}")
-        self.line += lines
+            self.here = start
+            self._tell(f"lines before any header, the first {readable(data[:80])!r}")
 
     def _line(self, line: str) -> None:
         if line.startswith(_SUMMARY):
-            self.trailers.append((self.line, read_pairs(line[len(_SUMMARY) :], TRAILER)))
+            self.trailers.append((self.here, read_pairs(line[len(_SUMMARY) :], TRAILER)))
         elif line.startswith("#"):
             found = _VERSION.fullmatch(line)
             if found:
@@ -241,30 +283,30 @@ class _Reader:
         elif "=" in line and not self.header:
             self._pairs(line.strip())  # a preamble line that was wrapped
         elif line.strip():
-            self.problems.tell(self.line, f"neither row, preamble nor trailer: {line[:80]!r}")
+            self._tell(f"neither row, preamble nor trailer: {line[:80]!r}")
 
     def _pairs(self, text: str) -> None:
         pairs = read_pairs(text, PREAMBLE)
         if not pairs and text.strip():
-            self.problems.tell(self.line, f"preamble line without key=value: {text[:80]!r}")
+            self._tell(f"preamble line without key=value: {text[:80]!r}")
         for key, value in pairs.items():
             if key in self.preamble and self.preamble[key] != value:
-                what = f"{key}={value} after {key}={self.preamble[key]}: the first one stands"
-                self.problems.tell(self.line, what)
+                self._tell(f"{key}={value} after {key}={self.preamble[key]}: the first one stands")
             else:
                 self.preamble[key] = value
 
     def _header(self, names: list[str]) -> None:
         if len(set(names)) != len(names):
-            self.problems.tell(self.line, "a column is named twice: the last one stands")
+            self._tell("a column is named twice: the last one stands")
         self.header = tuple(names)
         self.names += [name for name in dict.fromkeys(names) if name not in self.names]
 
     def _why_not(self) -> str:
-        first = next((line for line in self.text.split("\n") if line.strip() and not line.startswith("#")), "")
+        text = readable(self.data[:_LOOK])
+        first = next((line for line in text.split("\n") if line.strip() and not line.startswith("#")), "")
         if first.lstrip().startswith('"'):
             return "a quoted CSV, which this engine never writes"
-        if not self.text.strip():
+        if not text.strip():
             return "the file is empty"
         if self.version:
             return "a bmoe_metrics preamble and no header of columns behind it"
