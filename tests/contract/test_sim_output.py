@@ -381,16 +381,21 @@ def test_a_hanging_engine_dies_by_the_signal_it_gets(number, model, tmp_path):
     }
     argv = [sys.executable, "-m", "bmoe_sim.cli", "-m", model, "-p", PROMPT, "--progress", "--csv", str(tmp_path / "m")]
     with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        told = [process.stdout.readline() for _ in range(3)]
-        assert all(line.startswith(b"BMOE_PROGRESS") for line in told)
-        deadline = time.monotonic() + 60
-        while (tmp_path / "m").read_bytes().count(b"\n") < 9:  # preamble, header, three rows: the row follows its line
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(number)
-        assert process.wait(60) == -number
-        assert process.stdout.read() == b""
+        try:
+            assert process.stdout is not None
+            told = [process.stdout.readline() for _ in range(3)]
+            assert all(line.startswith(b"BMOE_PROGRESS") for line in told)
+            deadline = time.monotonic() + 60
+            while (tmp_path / "m").read_bytes().count(
+                b"\n"
+            ) < 9:  # preamble, header, three rows: the row follows its line
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            process.send_signal(number)
+            assert process.wait(60) == -number
+            assert process.stdout.read() == b""
+        finally:
+            process.kill()  # nothing is left where the signal was not heeded
     metrics = parse_metrics((tmp_path / "m").read_bytes())
     assert len(metrics) == 3
     assert not metrics.trailers
