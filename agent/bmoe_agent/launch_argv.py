@@ -105,12 +105,13 @@ def command(cell: pb.Cell, engine: str, facts: pb.EngineFacts, model: Path) -> C
         added.append("--progress")
     if cell.n_predict and not _N_PREDICT & set(flags):
         added += ["-n", str(cell.n_predict)]
-    if facts.help_text and (refusals := check_flags(facts, [*flags, *added], cell.allow_unknown_flags)):
+    if facts.help_text and (refusals := check_flags(facts, [*added, *flags], cell.allow_unknown_flags)):
         raise RefusedError("refused:flags", "; ".join(refusals))
     argv = [os.fsencode(engine), b"-m", os.fsencode(model)]
     if not turns:
         argv += [b"-p", prompt]
-    argv += [flag.encode() for flag in (*flags, *added)]
+    # The plan's own come last: none of them can swallow one of ours as its value.
+    argv += [flag.encode() for flag in (*added, *flags)]
     return Command(tuple(argv), bool(turns), turns, files, _tokens_asked(cell, flags, turns), tuple(notes))
 
 
@@ -144,13 +145,20 @@ def _own_flags(flags: Sequence[str]) -> list[str]:
         values = [value] if equals else []
         if known is not None:
             values += flags[at : at + known.arity]
+            if at + known.arity > len(flags):
+                problems.append(f"{name} needs a value and has none")
             at += known.arity
         else:
             while at < len(flags) and not _FLAG.fullmatch(flags[at].partition("=")[0]):
                 values.append(flags[at])
                 at += 1
-        # A value with a slash names a file, and no flag of a plan's may do that.
-        problems += [f"{name} {value}: a plan names no paths" for value in values if "/" in value]
+        # A value with a slash names a file, which no flag of a plan's may do. One that is spelled like a flag of ours
+        # would be that flag to a build in which this one takes no value.
+        problems += [
+            f"{name} {value}: a plan names no paths"
+            for value in values
+            if "/" in value or value in OURS or value in _PATH_FLAGS
+        ]
     return problems
 
 

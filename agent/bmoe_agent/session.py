@@ -79,7 +79,6 @@ class Session:
         self._free_since_ns: int | None = None  # since when the engine waits for a request
         self._began_ns = 0
         self._cancel_sent_ns: int | None = None
-        self._cancel_wanted = False
 
     @property
     def sent(self) -> int:
@@ -113,10 +112,6 @@ class Session:
     def finished(self) -> bool:
         """Whether nothing is outstanding and nothing will be sent."""
         return self.current is None and (self._next >= len(self.turns) or bool(self.stopping))
-
-    def cancel_current(self) -> None:
-        """Cancel the outstanding turn as soon as that can work."""
-        self._cancel_wanted = True
 
     def stop(self, why: str) -> None:
         """Send no further turn; the outstanding one goes on to its end unless it is cancelled too."""
@@ -171,7 +166,6 @@ class Session:
         self.current = index
         self.states[index] = "sent"
         self._cancel_sent_ns = None
-        self._cancel_wanted = False
         step.write = line
         step.reports.append(Report(index, index + 1, "sent", line))
         return step
@@ -201,7 +195,7 @@ class Session:
         if self.states[self.current] != "began":
             return
         turn = self.turns[self.current]
-        due = self._cancel_wanted
+        due = False
         if turn.HasField("cancel_after_tokens"):
             due |= turn_tokens >= turn.cancel_after_tokens
         if turn.HasField("cancel_after_ms"):

@@ -1,0 +1,99 @@
+"""Which cell comes next: worked out from recorded runs alone, by the design's table of outcomes."""
+
+import pytest
+from bmoe_agent.night import MAX_LOST, Night, next_attempt, next_cell
+from bmoe_agent.spool import RunSummary
+from bmoe_proto.v1 import telemetry_pb2 as pb
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.agent
+
+PLAN = "ab" * 16
+
+
+def run(outcome: str, cause: str = "", *, index: int = 0, attempt: int = 1, launched: bool = True) -> RunSummary:
+    return RunSummary(
+        bytes(16),
+        plan_id=PLAN,
+        cell_index=index,
+        attempt=attempt,
+        started=True,
+        ended=True,
+        launched=launched,
+        outcome=outcome,
+        cause=cause,
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcome", "cause", "again"),
+    [
+        ("ok", "tokens", False),
+        ("skipped", "gate:cpu_temp_c", False),
+        ("partial", "incomplete", True),
+        ("failed", "engine_error", True),
+        ("failed", "refused:flags", False),
+        ("failed", "refused:model", False),
+        ("killed", "out_of_memory", True),
+        ("aborted", "cancelled", False),
+        ("aborted", "thermal", False),
+        ("aborted", "battery", False),
+        ("aborted", "watchdog:decode", True),
+        ("lost", "abandoned", True),
+    ],
+)
+def test_what_is_tried_again_within_the_bound(outcome: str, cause: str, again: bool) -> None:
+    cell = pb.Cell(retries=1)
+    assert next_attempt(cell, [run(outcome, cause)]) == (2 if again else None)
+    if outcome != "lost":
+        assert next_attempt(cell, [run(outcome, cause), run(outcome, cause, attempt=2)]) is None
+        assert next_attempt(pb.Cell(), [run(outcome, cause)]) is None
+
+
+def test_lost_runs_again_whatever_the_bound_but_not_for_ever() -> None:
+    lost = [run("lost", attempt=number + 1) for number in range(MAX_LOST)]
+    assert next_attempt(pb.Cell(), lost[:-1]) == MAX_LOST
+    assert next_attempt(pb.Cell(), lost) is None
+    unlaunched = [run("lost", attempt=number + 1, launched=False) for number in range(50)]
+    assert next_attempt(pb.Cell(), unlaunched) == 51
+    assert next_attempt(pb.Cell(retries=1), [run("lost"), run("killed", attempt=2)]) == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    cells=st.integers(1, 8),
+    outcomes=st.lists(
+        st.sampled_from([("ok", ""), ("lost", ""), ("killed", ""), ("failed", "refused:flags"), ("skipped", "gate:x")]),
+        min_size=60,
+        max_size=60,
+    ),
+)
+def test_every_plan_ends_with_every_cell_recorded_in_order(cells: int, outcomes: list[tuple[str, str]]) -> None:
+    plan = pb.Plan(plan_id=PLAN, cells=[pb.Cell(index=n, retries=1) for n in range(cells)])
+    runs: list[RunSummary] = [run("ok", index=0)]
+    runs[0].plan_id = "cd" * 16  # another plan's run says nothing
+    order: list[int] = []
+    for outcome, cause in outcomes:
+        todo = next_cell(plan, runs)
+        if todo is None:
+            break
+        cell, attempt = todo
+        assert attempt == 1 + sum(1 for one in runs if one.plan_id == PLAN and one.cell_index == cell.index)
+        runs.append(run(outcome, cause, index=cell.index, attempt=attempt))
+        order.append(cell.index)
+    assert next_cell(plan, runs) is None
+    assert order == sorted(order)
+    assert set(order) == set(range(cells))
+
+
+def test_plans_that_contradict_themselves_are_refused() -> None:
+    good = pb.Cell(model="m", prompt=b"x")
+    assert Night.problems(pb.Plan(plan_id=PLAN, cells=[good])) == []
+    assert Night.problems(pb.Plan(plan_id="x", cells=[good]))
+    assert Night.problems(pb.Plan(plan_id=PLAN))
+    assert Night.problems(pb.Plan(plan_id=PLAN, cells=[good, good]))
+    gate = pb.Cell(model="m", prompt=b"x", gates=[pb.GateAsk(gate="mood", policy="sulk")])
+    (*problems,) = Night.problems(pb.Plan(plan_id=PLAN, cells=[gate]))
+    assert any("mood" in problem for problem in problems)
+    assert any("sulk" in problem for problem in problems)
