@@ -7,6 +7,7 @@ given, resolved or not; 1 when refused. `regress` exits 1 on a resolved regressi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -53,34 +54,37 @@ def compare(
     db: DbOption = None,
 ) -> None:
     """Compare sides: counters exactly, each term of the time, then speed."""
-    from bmoe_collector.compare.question import answer_question, answer_sides, corrected
-
     chosen = sides or []
-    store = open_db(db)
-    if by is not None:
-        if len(chosen) != 1 or question:
-            raise UserError("--by compares inside one run: name that run alone")
-        _sandwich(store, chosen[0], by, cold, carry, json)
-        return
     if metric is not None:
         _known_metric(metric)
+    with closing(open_db(db)) as store:
+        if by is not None:
+            if len(chosen) != 1 or question:
+                raise UserError("--by compares inside one run: name that run alone")
+            _sandwich(store, chosen[0], by, cold, carry, json)
+            return
+        answers = _answers(store, chosen, question, metric, smallest_effect, force=force)
+    _print(answers, matrix=question is not None or len(answers) > 1, json=json)
+    if not all(answer.answered for answer in answers):
+        raise typer.Exit(EXIT_NO)
+
+
+def _answers(
+    store: Store, chosen: Sequence[str], question: str | None, metric: str | None, wanted: float | None, *, force: bool
+) -> list[Answer]:
+    from bmoe_collector.compare.question import answer_question, answer_sides, corrected
+
     costs = token_costs(store)
     if question is not None:
         if chosen:
             raise UserError("--question answers what the plan asked: name no sides beside it")
-        answers = answer_question(store, question, costs, force=force)
-    else:
-        if len(chosen) < 2:
-            raise UserError("name two sides, or more for a matrix; `bmoe compare --help` says how")
-        answers = [
-            answer_sides(store, chosen[0], side, costs, force=force, metric=metric, wanted=smallest_effect)
-            for side in chosen[1:]
-        ]
-        if len(answers) > 1:
-            answers = corrected(answers, metric or "tok_s")
-    _print(answers, matrix=question is not None or len(answers) > 1, json=json)
-    if not all(answer.answered for answer in answers):
-        raise typer.Exit(EXIT_NO)
+        return answer_question(store, question, costs, force=force)
+    if len(chosen) < 2:
+        raise UserError("name two sides, or more for a matrix; `bmoe compare --help` says how")
+    answers = [
+        answer_sides(store, chosen[0], side, costs, force=force, metric=metric, wanted=wanted) for side in chosen[1:]
+    ]
+    return corrected(answers, metric or "tok_s") if len(answers) > 1 else answers
 
 
 def regress(
@@ -96,10 +100,10 @@ def regress(
     from bmoe_collector.compare.question import answer_sides
 
     chosen = _known_metric(metric or "tok_s")
-    store = open_db(db)
-    answer = answer_sides(
-        store, baseline, candidate, token_costs(store), force=force, metric=chosen, wanted=smallest_effect
-    )
+    with closing(open_db(db)) as store:
+        answer = answer_sides(
+            store, baseline, candidate, token_costs(store), force=force, metric=chosen, wanted=smallest_effect
+        )
     row = next((row for row in answer.metrics if row.metric == chosen), None)
     better = _better(chosen)
     worse = bool(row and row.resolved and row.ratio is not None and (row.ratio < 1) == (better > 0) and row.ratio != 1)

@@ -6,6 +6,7 @@ In: a plan file, or the name of a shipped plan. Out: its cells in order, what sp
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,7 +112,7 @@ def _earlier(plan: pb.Plan, db: str | None) -> dict[str, dict[str, float]]:
     if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
         return {}
     found: dict[str, dict[str, float]] = {}
-    with open_db(db).read() as connection:
+    with closing(open_db(db)) as store, store.read() as connection:
         for model in {cell.model for cell in plan.cells if cell.model}:
             row = connection.execute(
                 select(RUN_FACTS.c.tok_s, RUN_FACTS.c.load_s, RUN_FACTS.c.prefill_s)

@@ -5,6 +5,7 @@ In: a trace file, or a run whose trace is in the artifact store. Out: a table, o
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -150,10 +151,10 @@ def _open(
         return open_trace(path, kind), columns
     from bmoe_collector.traces.of_run import run_metrics, run_trace
 
-    store = open_db(db)
-    trace = run_trace(store, subject, kind)
-    if joins and columns is None:
-        columns = run_metrics(store, subject)
+    with closing(open_db(db)) as store:
+        trace = run_trace(store, subject, kind)
+        if joins and columns is None:
+            columns = run_metrics(store, subject)
     return trace, columns
 
 

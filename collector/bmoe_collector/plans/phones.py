@@ -21,8 +21,8 @@ def status_of(device: str, db: str | None) -> pb.StatusReply:
         UserError: no such phone is paired.
         OutsideError: it does not answer; says in which state it is.
     """
-    store, host = open_db(db), HostHome()
-    with reach_for(host, store.store_id, [device]) as reach:
+    host = HostHome()
+    with contextlib.closing(open_db(db)) as store, reach_for(host, store.store_id, [device]) as reach:
         sightings = reach.sightings()
         uuid = find_phone(store, host, device, sightings)
         why = "away"
