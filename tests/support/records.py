@@ -1,123 +1,279 @@
-"""Hand-made RunRecords: a clean run that deserves no verdict, and the means to spoil one thing at a time."""
+"""Records of runs as a phone would have spooled them, made without an agent: frames, segments, blocks.
+
+`Record` numbers frames, opens segments that name their predecessors, and cuts blocks; `whole()` is one run of an engine
+whose stdout is given. `batches` is how a phone sends it: pieces of segment files with the cursor they begin at.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+import hashlib
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from bmoe_collector.record import GateRecord, Rows, RunRecord, SampleRecord, TurnRecord
+from bmoe_proto import framing, sample_text
+from bmoe_proto.v1 import telemetry_pb2 as pb
 
-TOKENS = 256
-MIB = 1 << 20
-
-PREAMBLE = {
-    "format": "bmoe_metrics v2", "engine": "0.23.0", "model": "qwen3-30b.gguf", "arch": "qwen3moe", "n_layer": 48,
-    "n_expert": 128, "n_expert_used": 8, "threads": 4, "n_ctx": 2048, "n_ubatch": 512, "chatml": 1, "moe_stream": 1,
-    "cache_mb": 2000, "cache_auto": 0, "cache_floor_mb": 1536, "cache_ceil_mb": 0, "cache_cycle_mb": 900,
-    "force_cache": 0, "load_all": 0, "io_threads": 4, "o_direct": 1, "overlap": 0, "prefetch": 0, "route_ahead": 0,
-    "predict_log": 0, "prefetch_sync": 0, "dense_weights": "anon", "drop_cold_frac": 0.0, "substitute_lambda": 0.0,
-    "temp": 0.0, "seed": 4294967295, "compute_trace_layers": 0, "spec": "off",
-}  # fmt: skip
-
-ARGV = ["bmoe-cli", "-m", "qwen3-30b.gguf", "-p", "hello", "-n", str(TOKENS), "-t", "4", "--moe-stream",
-        "--cache-mb", "2000", "--csv", "metrics.csv", "--progress"]  # fmt: skip
+AGENT = bytes(range(16))
+BOOT = "11111111-2222-3333-4444-555555555555"
+STATUS = b"Name:\tbmoe-cli\nState:\tR (running)\nVmRSS:\t%d kB\nRssAnon:\t1024 kB\nRssFile:\t512 kB\nVmSwap:\t0 kB\nThreads:\t4\n"
+STAT = (
+    b"4242 (bmoe cli) R 1 4242 4242 0 -1 4194304 3196 0 5 0 %d 1 0 0 20 0 4 0 93911 24526848 4871 18446744073709551615"
+    b" 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0 0 0 0 0\n"
+)
+MEMINFO = b"MemTotal:       24684084 kB\nMemFree:        23947968 kB\nMemAvailable:   24200676 kB\nSwapFree:  0 kB\n"
 
 
-def rows(n: int = TOKENS, turn: int = 0, **columns: Any) -> Rows:
-    """`n` equal tokens of 100 ms: 40 ms flash, 10 ms management, 120 ms CPU on 4 threads; a column may be replaced."""
-    base: dict[str, Any] = {
-        "turn": turn, "steps": n, "wall_ms": 100.0, "io_ms": 40.0, "compute_ms": 50.0, "read_bytes": 50 * MIB,
-        "cache_hit_pct": 80.0, "stall_ms": 0.0, "mgmt_ms": 10.0, "majflt": 1, "cpu_ms": 120.0,
-        "dense_resident_frac": 0.99, "majflt_mib": 0.004, "cache_budget_mib": 2000.0, "rss_mib": 4000.0,
-        "rss_anon_mib": 3500.0, "rss_file_mib": 500.0, "swap_mib": 10.0, "mem_available_mib": 3000.0,
-        "mem_free_mib": 400.0, "swap_free_mib": 2000.0, "loop_overhead_ms": 5.0, "mtp_batch": 1, "mtp_draft_ms": 0.0,
-        "drain_ms": 0.0, "adopt_ms": 0.0, "ra_issue_ms": 0.0, "ra_wd_ms": 0.0,
-    }  # fmt: skip
-    base.update(columns)
-    spread = {name: list(value) if isinstance(value, (list, tuple)) else [value] * n for name, value in base.items()}
-    return Rows(
-        {"step": list(range(1, n + 1)), **{name: value for name, value in spread.items() if value != [None] * n}}
-    )
+@dataclass
+class Segment:
+    """One segment file being made."""
+
+    name: bytes
+    frames: int = 0
+    sha: object = field(default_factory=hashlib.sha256)
+    data: bytearray = field(default_factory=bytearray)
+    ends: list[int] = field(default_factory=list)
+    pending: list[bytes] = field(default_factory=list)
+    first_pending: int = 0
 
 
-def summary(**keys: Any) -> dict[str, Any]:
-    """The end record of those tokens, in the BMOE_DONE spellings."""
-    base: dict[str, Any] = {
-        "tokens": TOKENS, "tok_s": 10.0, "load_s": 3.0, "prefill_s": 2.0, "prefill_tps": 25.0, "n_prompt": 50,
-        "cache_hit_pct": 80.0, "compute_s_tok": 0.05, "io_s_tok": 0.04, "stall_s_tok": 0.0, "mgmt_s_tok": 0.01,
-        "cpu_s_tok": 0.12, "majflt_tok": 1.0, "read_mib": 50.0 * TOKENS, "cache_resident_mib": 1990.0,
-        "cache_budget_mib": 2000.0, "token_demand_mib": 700.0, "loop_overhead_s_tok": 0.005, "experts_routed": 0,
-        "experts_dropped": 0, "evictions": 1000, "rereads": 900, "row_io_errors": 0, "mtp_drafted": 0,
-        "mtp_accepted": 0, "mtp_decodes": TOKENS, "drafted_steps": 0, "prefill_cpu_s": 4.0, "prefill_io_s": 0.6,
-        "prefill_stall_s": 0.0, "prefill_mgmt_s": 0.1,
-    }  # fmt: skip
-    return {**base, **keys}
+class Record:
+    """One run's spool."""
+
+    def __init__(self, run_id: bytes, seed: int = 0, per_block: int = 7) -> None:
+        self.run_id = run_id
+        self.random = random.Random(seed)
+        self.per_block = per_block
+        self.segments: list[Segment] = []
+        self.boot_ns = 1_000_000_000
+        self.streams: dict[int, bytearray] = {pb.STREAM_STDOUT: bytearray(), pb.STREAM_STDERR: bytearray()}
+        self.open("start")
+
+    def open(self, why: str = "restart") -> None:
+        """Start a segment as a writer's start does."""
+        opened = pb.SegmentOpened(agent_uuid=AGENT, boot_id=BOOT, pid=1, why=why, wall_ns=1_700_000_000_000_000_000)
+        if self.segments:
+            self.flush()
+            last = self.segments[-1]
+            opened.previous_segment = last.name
+            opened.previous_frames = last.frames
+            opened.previous_sha256 = last.sha.digest()
+        self.segments.append(Segment(self.random.randbytes(16)))
+        self.add(segment_opened=opened)
+
+    def add(self, **what: object) -> None:
+        """Append a frame; the keyword is the field of the oneof."""
+        self.boot_ns += self.random.randrange(1, 50_000_000)
+        here = self.segments[-1]
+        frame = pb.Frame(run_id=self.run_id, segment=here.name, seq=here.frames, boot_ns=self.boot_ns, **what)
+        self.raw(frame.SerializeToString())
+
+    def raw(self, frame: bytes) -> None:
+        """Append a serialised frame."""
+        here = self.segments[-1]
+        here.frames += 1
+        here.sha.update(framing.join_frames([frame]))
+        here.pending.append(frame)
+        if len(here.pending) >= self.per_block:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits as a block."""
+        here = self.segments[-1]
+        if here.pending:
+            here.data += framing.encode_block(self.run_id, here.name, here.first_pending, here.pending)
+            here.ends.append(len(here.data))
+            here.first_pending += len(here.pending)
+            here.pending.clear()
+
+    def output(self, data: bytes, stream: int = pb.STREAM_STDOUT, piece: int = 900) -> None:
+        """Append output frames of whole lines, about `piece` bytes each."""
+        lines = data.splitlines(keepends=True)
+        waiting = b""
+        for line in [*lines, b""]:
+            waiting += line
+            if waiting and (len(waiting) >= piece or not line):
+                offset = len(self.streams[stream])
+                self.streams[stream] += waiting
+                self.add(output=pb.Output(stream=stream, offset=offset, data=waiting, uncertainty_ns=250_000_000))
+                waiting = b""
+
+    def sample(self, kind: str = "fast", rss_kib: int = 19484) -> None:
+        """Append a sample of a made-up engine."""
+        entries = [
+            sample_text.Entry("proc/engine/status", STATUS % rss_kib),
+            sample_text.Entry("proc/engine/stat", STAT % (self.boot_ns // 10_000_000)),
+            sample_text.Entry("proc/meminfo", MEMINFO),
+            sample_text.Entry("proc/engine/io", None, errno=13),
+        ]
+        self.add(sample=pb.Sample(kind=kind, text=sample_text.encode(entries), took_ns=40_000, source="agent"))
+
+    def end(self, **facts: object) -> None:
+        """Append the last frame with true counts and hashes."""
+        defaults: dict[str, object] = {
+            "launched": True,
+            "exit_observed": True,
+            "exit_code": 0,
+            "outcome": "ok",
+            "cause": "tokens",
+            "ended_by": "engine",
+        }
+        ended = pb.RunEnded(**{**defaults, **facts})
+        for stream, size, sha in (
+            (pb.STREAM_STDOUT, "stdout_bytes", "stdout_sha256"),
+            (pb.STREAM_STDERR, "stderr_bytes", "stderr_sha256"),
+        ):
+            setattr(ended, size, len(self.streams[stream]))
+            setattr(ended, sha, hashlib.sha256(self.streams[stream]).digest())
+        for segment in self.segments:
+            ended.segments.append(
+                pb.SegmentCount(segment=segment.name, frames=segment.frames, sha256=segment.sha.digest())
+            )
+        ended.clock.CopyFrom(pb.ClockPair(boot_ns=self.boot_ns, wall_ns=1_700_000_100_000_000_000, boot_id=BOOT))
+        self.add(run_ended=ended)
+        self.flush()
+
+    def batches(self, cuts: Sequence[int] | None = None) -> Iterator[tuple[pb.Cursor, bytes]]:
+        """The segments in order, each in pieces of whole blocks (`cuts`: blocks a piece, cycled)."""
+        sizes = list(cuts or [4])
+        turn = 0
+        for segment in self.segments:
+            start, blocks = 0, list(segment.ends)
+            while blocks:
+                take = max(1, sizes[turn % len(sizes)])
+                turn += 1
+                end = blocks[:take][-1]
+                blocks = blocks[take:]
+                yield self.cursor(segment, start), bytes(segment.data[start:end])
+                start = end
+
+    def cursor(self, segment: Segment, offset: int) -> pb.Cursor:
+        """A place in a segment."""
+        return pb.Cursor(run_id=self.run_id, segment=segment.name, offset=offset)
 
 
-def sample(kind: str = "fast", at_s: float = 1.0, source: str = "agent", **values: Any) -> SampleRecord:
-    """One reading; values by the names of bmoe_proto.kernel."""
-    return SampleRecord(boot_ns=int(at_s * 1e9), source=source, kind=kind, values=values, took_ms=0.2)
-
-
-ENTRY = {
-    "cpu_temp_c": 35.0, "clock_cap_ratio": 1.0, "mem_available_kib": 3500 * 1024, "mem_swap_total_kib": 4 * MIB,
-    "mem_swap_free_kib": 3 * MIB, "battery_pct": 80, "awake": True, "wakefulness": "Awake", "cpus_allowed": "0-7",
-    "policy0_max_khz": 2_000_000, "policy0_cpus": "0-3", "policy4_max_khz": 3_000_000, "policy4_cpus": "4-7",
-}  # fmt: skip
-
-
-def gate(name: str, bound: float, last: float | None, state: str = "held", **more: Any) -> GateRecord:
-    """A gate's report."""
-    sign = "<=" if name == "cpu_temp_c" else ">="
-    return GateRecord(name, f"{name} {sign} {bound:g}", bound, last, "", state, 12.0, "run-flagged", **more)
-
-
-def turn(number: int | None = 0, **fields: Any) -> TurnRecord:
-    """One finished generation."""
-    base: dict[str, Any] = {"request_id": None, "tokens": TOKENS, "cancelled": False, "text": b"Once upon a time",
-                            "reasoning": b"", "summary": summary()}  # fmt: skip
-    return TurnRecord(turn=number, **{**base, **fields})
-
-
-def run(**columns: Any) -> dict[str, Any]:
-    """The columns of the `runs` table."""
-    base: dict[str, Any] = {
-        "run_id": "ab" * 16, "source": "agent", "outcome": "ok", "cause": "exit", "evidence": [], "exit_code": 0,
-        "signal": None, "exit_observed": True, "simulated": False, "agent_uuid": "cd" * 16, "device_name": "shelf-1",
-        "device_model": "Phone", "engine_name": "bmoe", "engine_version": "bmoe-cli 0.23.0", "engine_sha256": "e" * 64,
-        "model_name": "qwen3-30b.gguf", "model_size": 18 << 30, "model_identity": "f" * 64, "argv": ARGV,
-        "environment": {}, "prompt": b"hello", "prompt_sha256": "1" * 64, "labels": {}, "plan_id": None,
-        "plan_name": None, "cell": None, "cell_index": None, "repeat": 0, "block": 0, "attempt": 1,
-        "started_wall_ns": 1_700_000_000 * 10**9, "started_boot_ns": 10**9, "ended_boot_ns": 60 * 10**9,
-        "n_tokens": TOKENS, "n_turns": 1, "unmeasured": False, "question": None,
-    }  # fmt: skip
-    return {**base, **columns}
-
-
-def clean(**fields: Any) -> RunRecord:
-    """A complete serial run of 256 tokens on a cool phone: no verdict. Fields of RunRecord may be replaced."""
-    record = RunRecord(
-        run=run(),
-        preamble=dict(PREAMBLE),
-        csv=rows(),
-        turns=(turn(),),
-        samples=(
-            sample("entry", 1, **ENTRY),
-            sample("fast", 10, rss_anon_kib=3500 * 1024, majflt=100),
-            sample("exit", 60, **{**ENTRY, "cpu_temp_c": 60.0}),
+def started(**more: object) -> pb.RunStarted:
+    """A start with every fact filled in."""
+    message = pb.RunStarted(
+        plan_id="ab" * 16,
+        plan_name="night",
+        plan_sha256="cd" * 32,
+        plan_text='name = "night"\n',
+        plan_cells=1,
+        attempt=1,
+        argv=[b"/home/bmoe-cli", b"-m", b"/home/tiny.gguf", b"-p", b"Hi", b"-n", b"48"],
+        environment={"HOME": "/home", "PATH": "/bin"},
+        directory="/home/runs/1",
+        clock=pb.ClockPair(
+            boot_ns=1_000_000_000, wall_ns=1_700_000_000_000_000_000, uncertainty_ns=20_000, boot_id=BOOT
         ),
-        observer={"cpu_ms": 40.0, "max_timer_slip_ms": 3.0, "samples": 30},
-        completeness={"complete": True, "reasons": [], "frames": 120, "gaps": 0},
+        cell=pb.Cell(name="base", index=0, model="tiny.gguf", prompt=b"Hi", n_predict=48, labels={"cache": "4"}),
+        device=pb.DeviceFacts(
+            agent_uuid=AGENT, name="shelf-1", properties={"ro.product.model": "Phone 9"}, page_bytes=4096
+        ),
+        engine=pb.EngineFacts(
+            name="bmoe", path="/home/bmoe-cli", size=123, sha256="ef" * 32, version_text="bmoe-cli 0.19.0\n"
+        ),
+        model=pb.ModelFacts(
+            name="tiny.gguf", size=2_000_000, identity="12" * 32, architecture="qwen3moe", dense_bytes=1, expert_bytes=2
+        ),
     )
-    return replace(record, **fields)
+    for name, value in more.items():
+        setattr(message, name, value)
+    return message
 
 
-def with_preamble(**keys: Any) -> RunRecord:
-    """The clean run with other preamble keys; None takes a key out."""
-    merged = {**PREAMBLE, **keys}
-    return clean(preamble={key: value for key, value in merged.items() if value is not None})
+def whole(
+    run_id: bytes,
+    stdout: bytes,
+    stderr: bytes = b"",
+    *,
+    seed: int = 0,
+    restarts: Sequence[float] = (),
+    artifacts: Mapping[str, tuple[str, bytes]] | None = None,
+    start: pb.RunStarted | None = None,
+    **end: object,
+) -> Record:
+    """A run from start to end; `restarts`: places (0 to 1) in stdout where the agent was killed and started again."""
+    record = Record(run_id, seed)
+    record.add(run_started=start or started())
+    record.sample("entry")
+    record.add(
+        gate=pb.GateReport(
+            gate="mem_available_mib",
+            asked="mem_available_mib >= 100",
+            bound=100,
+            last=900,
+            unit="MiB",
+            state="held",
+            policy="skip",
+        )
+    )
+    record.add(launched=pb.Launched(pid=4242, start_ticks=93911))
+    record.output(stderr, pb.STREAM_STDERR)
+    lines = stdout.splitlines(keepends=True)
+    places = sorted(int(place * len(lines)) for place in restarts)
+    before = 0
+    for place in [*places, len(lines)]:
+        part = b"".join(lines[before:place])
+        half = len(part) // 2
+        cut = part.rfind(b"\n", 0, half) + 1
+        record.output(part[:cut])
+        record.sample()
+        record.add(
+            residency=pb.Residency(
+                method="sample",
+                page_bytes=4096,
+                took_ns=2_000_000,
+                cpu_ns=1_000_000,
+                parts=[
+                    pb.ResidentPart(
+                        part="whole",
+                        bytes=2_000_000,
+                        pages=489,
+                        pages_looked_at=100,
+                        pages_resident=50,
+                        fraction=0.5,
+                        standard_error=0.05,
+                    ),
+                    pb.ResidentPart(part="expert", bytes=1_000_000, pages=240),
+                ],
+            )
+        )
+        record.output(part[cut:])
+        if place != len(lines):
+            record.open()
+            record.add(note=pb.Note(code="adopted", text="the engine was still running", facts_json='{"pid": 4242}'))
+        before = place
+    record.sample("exit")
+    record.add(observer=pb.ObserverCost(cpu_ns=5_000_000, wakeups=10, samples=3, sampling_ns=120_000))
+    files = [
+        pb.ArtifactFacts(name=name, kind=kind, size=len(data), sha256=hashlib.sha256(data).digest())
+        for name, (kind, data) in (artifacts or {}).items()
+    ]
+    record.end(artifacts=files, **end)
+    return record
 
 
-def with_argv(*flags: str, **columns: Any) -> RunRecord:
-    """The clean run with flags added to its argv."""
-    return clean(run=run(argv=[*ARGV, *flags], **columns))
+def progress(step: int, steps: int = 48, text: str = "x", **more: object) -> bytes:
+    """A BMOE_PROGRESS line of the newest engine."""
+    extra = "".join(f'"{key}":{value},' for key, value in more.items())
+    return (
+        f'BMOE_LOAD {{"mb":0.60,"ms":4.0}}\n'
+        f'BMOE_PROGRESS {{"step":{step},"steps":{steps},"wall_ms":5.0,"io_ms":4.5,"compute_ms":0.3,"mgmt_ms":0.2,'
+        f'"stall_ms":0.0,"read_mb":0.80,"cache_hit_pct":-1,"majflt":0,"cpu_ms":5.9,"dense_resident_frac":-1.000,'
+        f'{extra}"delta_reasoning":"","delta_text":"{text}"}}\n'
+    ).encode()
+
+
+def oneshot(tokens: int = 48) -> bytes:
+    """A one-shot's stdout with its report."""
+    lines = b"".join(progress(step + 1, tokens) for step in range(tokens))
+    return (
+        lines + b"=== answer ===\n" + b"x" * tokens + b"\n=== perf ===\n"
+        b"generation: %d tokens, 0.005 s/token (200.000 tok/s)\n"
+        % tokens
+        + b"compute: 42.8%% CPU occupancy (0.0011 cpu-s/token over 2 threads), 0.00 major faults/token\n".replace(
+            b"%%", b"%"
+        )
+    )

@@ -114,7 +114,7 @@ def put_file(connection: Connection, run_no: int, sha256: str, kind: str, name: 
 def _absorb_imports(connection: Connection, run_no: int) -> None:
     """Runs that were imported from this run's files before it was delivered are this run."""
     rows = connection.execute(select(RUN_FILES.c.sha256, RUN_FILES.c.kind).where(RUN_FILES.c.run_no == run_no))
-    mine = dict(rows.tuples().all())
+    mine = {row[0]: row[1] for row in rows}
     for match in identity.matches(connection, mine, but=run_no):
         if match.source == "import":
             log.info("run %s had been imported as %s", run_no, match.run_id)

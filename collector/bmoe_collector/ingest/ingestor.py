@@ -127,11 +127,8 @@ class Ingestor:
 
     def _reader(self, connection: Connection, run_no: int, run_id: str) -> RunReader:
         """The run's parser, standing where the database stands."""
-        stored = dict(
-            connection.execute(select(CURSORS.c.segment, CURSORS.c.offset).where(CURSORS.c.run_no == run_no))
-            .tuples()
-            .all()
-        )
+        rows = connection.execute(select(CURSORS.c.segment, CURSORS.c.offset).where(CURSORS.c.run_no == run_no))
+        stored = {row[0]: row[1] for row in rows}
         reader = self._readers.get(run_id)
         if reader is None or reader.run_no != run_no or reader.offsets != stored:
             reader = read_again(connection, run_no, run_id)

@@ -43,7 +43,7 @@ def stored_order(connection: Connection, run_no: int) -> list[str]:
     rows = connection.execute(
         select(SEGMENTS.c.segment, SEGMENTS.c.previous).where(SEGMENTS.c.run_no == run_no).order_by(SEGMENTS.c.place)
     )
-    return chain(dict(rows.tuples().all()))
+    return chain({row[0]: row[1] for row in rows})
 
 
 def read_again(connection: Connection, run_no: int, run_id: str) -> RunReader:
