@@ -9,7 +9,8 @@ little-endian:
     offset size  what
          0    4  magic `BMB1`
          4    2  length of the header, 68; a later version may append to it
-         6    1  codec: 0 stored, 1 zlib, 2 zlib with the preset dictionary of dictionary.py
+         6    1  codec: 0 stored, 1 zlib, 2 zlib with a preset dictionary: dictionary.py's text, then how every
+                 frame of this block begins (run and segment as protobuf fields 1 and 2, 36 bytes)
          7    1  zero
          8   16  run id
         24   16  segment id
@@ -77,6 +78,11 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
+def frame_prefix(run_id: bytes, segment: bytes) -> bytes:
+    """How every serialised Frame of a segment begins: fields 1 and 2."""
+    return b"\x0a\x10" + run_id + b"\x12\x10" + segment
+
+
 def join_frames(frames: Iterable[bytes]) -> bytes:
     """Frames as a payload holds them: each with its length before it."""
     parts: list[bytes] = []
@@ -130,7 +136,7 @@ class Block:
                 raise FramingError(self.offset, f"holds {len(raw)} bytes where its header says {self.raw_bytes}")
             return raw
         if self.codec == ZLIB_DICTIONARY:
-            inflate = zlib.decompressobj(zdict=KERNEL_TEXT)
+            inflate = zlib.decompressobj(zdict=KERNEL_TEXT + frame_prefix(self.run_id, self.segment))
         else:
             inflate = zlib.decompressobj()
         try:
@@ -160,7 +166,7 @@ def encode_raw(run_id: bytes, segment: bytes, first_seq: int, count: int, raw: b
         raise ValueError(f"{len(raw)} bytes of frames are more than a block's {MAX_RAW_BYTES}")
     # A block that filled up before its two seconds were over comes from a busy run, and repeats itself enough for the
     # quick level; a small one has little to repeat and is worth the slow one.
-    deflate = zlib.compressobj(3 if len(raw) >= _QUICK_BYTES else 6, zdict=KERNEL_TEXT)
+    deflate = zlib.compressobj(3 if len(raw) >= _QUICK_BYTES else 6, zdict=KERNEL_TEXT + frame_prefix(run_id, segment))
     payload = deflate.compress(raw) + deflate.flush()
     codec = ZLIB_DICTIONARY
     if len(payload) >= len(raw):

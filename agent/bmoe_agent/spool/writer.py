@@ -69,7 +69,7 @@ class RunWriter:
         self._spool = spool
         self._earlier = earlier
         self._changed = changed
-        self._prefix = b"\x0a\x10" + run_id + b"\x12\x10" + segment.segment
+        self._prefix = framing.frame_prefix(run_id, segment.segment)
         self._digest = hashlib.sha256()
         self._lock = threading.RLock()
         self._pending: list[_Pending] = []
