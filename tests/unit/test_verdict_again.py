@@ -88,7 +88,7 @@ def test_a_run_without_a_plan_becomes_a_cell_from_its_argv():
         "--temp",
         "0.5",
     ]
-    text = plan_again([{"run_id": "1" * 32, "argv": argv}], {}, {})
+    text = plan_again([{"run_id": "1" * 32, "source": "import", "argv": argv}], {}, {})
     cell = tomllib.loads(text)["cells"][0]
     assert (cell["model"], cell["prompt"], cell["n_predict"]) == ("a b.gguf", "--load-all", 300)
     assert cell["flags"] == ["--overlap", "--temp", "0.5"]
@@ -99,9 +99,9 @@ def test_what_cannot_be_run_again_says_why():
     with pytest.raises(ValueError, match="nothing to run again"):
         plan_again([], {}, {})
     with pytest.raises(ValueError, match="does not tell its argv"):
-        plan_again([{"run_id": "1" * 32, "argv": None}], {}, {})
+        plan_again([{"run_id": "1" * 32, "source": "import", "argv": None}], {}, {})
     with pytest.raises(ValueError, match="session"):
-        plan_again([{"run_id": "1" * 32, "argv": ["bmoe-cli", "--session"]}], {}, {})
+        plan_again([{"run_id": "1" * 32, "source": "import", "argv": ["bmoe-cli", "--session"]}], {}, {})
 
 
 @settings(max_examples=80, deadline=None)

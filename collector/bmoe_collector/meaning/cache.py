@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from bmoe_collector.meaning.config import Config
@@ -92,8 +93,8 @@ def cache_of(summaries: Sequence[Mapping[str, Any]], rows: Rows, config: Config,
         experts_dropped=dropped,
         experts_reranked=reranked,
         experts_substituted=moved,
-        evictions=count("evictions"),
-        rereads=count("rereads"),
+        evictions=_counter(summaries, "evictions"),
+        rereads=_counter(summaries, "rereads"),
         resident_mib=latest("cache_resident_mib"),
         budget_mib=latest("cache_budget_mib") or last_known(rows.get("cache_budget_mib")),
         token_demand_mib=highest("token_demand_mib"),
@@ -109,6 +110,18 @@ def cache_of(summaries: Sequence[Mapping[str, Any]], rows: Rows, config: Config,
         prefetched_useful=count("spec_useful"),
         prefetched_mib=total(turn.get("spec_read_mib") for turn in summaries),
     )
+
+
+def _counter(summaries: Sequence[Mapping[str, Any]], key: str) -> int | None:
+    """A counter over a whole session: engines print `evictions` and `rereads` as counts since the load.
+
+    So the last turn holds the total. Counts that fall from one turn to the next are not of that kind, and add up.
+    """
+    counts = known(turn.get(key) for turn in summaries)
+    if not counts:
+        return None
+    rising = all(later >= earlier for earlier, later in pairwise(counts))
+    return round(counts[-1] if rising else sum(counts))
 
 
 def _rate(part: int | None, whole: int | None, setting: float | None) -> float | None:

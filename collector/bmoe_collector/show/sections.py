@@ -268,7 +268,7 @@ def cache(derived: Derived) -> RenderableType:
         ("budget", words.mib(one.budget_mib)),
         ("one token routes", words.mib(one.token_demand_mib)),
         ("flash read", words.number(one.read_mib_tok, 2, "MiB a token")),
-        ("faulted", words.number(one.faulted_mib_tok, 3, "MiB a token")),
+        ("faulted", words.significant(one.faulted_mib_tok, "MiB a token")),
         ("major faults", words.number(one.majflt_tok, 2, "a token")),
     ]
     if one.prefetched_experts:

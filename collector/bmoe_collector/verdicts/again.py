@@ -38,7 +38,7 @@ def plan_again(runs: Sequence[Mapping[str, Any]], plan_texts: Mapping[str, str],
     counts: Counter[str] = Counter()
     why: dict[str, str] = {}
     for run in runs:
-        cell = _from_asked(run) if run.get("asked") else _from_argv(run)
+        cell = _from_argv(run) if run.get("source") == "import" else _from_asked(run)
         name = cell["name"]
         if name in cells and {**cells[name], "name": ""} != {**cell, "name": ""}:
             name = cell["name"] = f"{name} {str(run['run_id'])[:8]}"
@@ -84,7 +84,7 @@ def _comment(text: str) -> list[str]:
 
 def _from_asked(run: Mapping[str, Any]) -> dict[str, Any]:
     """A cell as it was asked of the phone."""
-    asked = run["asked"]
+    asked = run.get("asked") or {}
     cell: dict[str, Any] = {"name": asked.get("name") or run.get("cell") or str(run["run_id"])[:8]}
     for key in ("engine", "model"):
         if asked.get(key):

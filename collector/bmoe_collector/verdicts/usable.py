@@ -67,9 +67,12 @@ def load_all(case: Case) -> Iterator[Verdict]:
 
 def incomplete(case: Case) -> Iterator[Verdict]:
     """Fewer tokens than asked without an end-of-generation, no end record, or gaps nobody declared."""
-    reasons = [*_unended(case), *_holes(case)]
+    unended = list(_unended(case))
+    # What the turns say of a missing end is nearer than the record's own word for it.
+    holes = [reason for reason in _holes(case) if not (unended and reason.startswith("no end record"))]
+    reasons = list(dict.fromkeys([*unended, *holes]))
     if reasons:
-        yield fail("incomplete", "; ".join(dict.fromkeys(reasons)))
+        yield fail("incomplete", "; ".join(reasons))
 
 
 def _unended(case: Case) -> Iterator[str]:
@@ -133,7 +136,7 @@ def _holes(case: Case) -> Iterator[str]:
     record = case.record
     if record.completeness.get("complete") is False:
         reasons = [str(reason) for reason in record.completeness.get("reasons") or ()]
-        yield "; ".join(reasons) if reasons else "the record has gaps"
+        yield from reasons or ["the record has gaps"]
     rows = len(case.derived.rows)
     told = total(turn.tokens for turn in record.turns if turn.turn is not None and turn.decide is None)
     if rows and told is not None and rows < told:
@@ -148,7 +151,8 @@ def short_run(case: Case) -> Iterator[Verdict]:
         return
     tokens = case.derived.tokens
     if tokens < FEWEST_TOKENS:
-        yield warn("short_run", f"{tokens} generated tokens, fewer than {FEWEST_TOKENS}: much of it is the cold head")
+        why = ": much of it is the cold head" if tokens else ""
+        yield warn("short_run", f"{tokens} generated tokens, fewer than {FEWEST_TOKENS}{why}")
 
 
 RULES: tuple[Rule, ...] = (untrustworthy_output, instrumented, load_all, incomplete, short_run)
