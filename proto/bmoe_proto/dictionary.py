@@ -42,16 +42,40 @@ No such file or directory
 /top-app
 /foreground
 12:cpuset:/
-/sys/class/thermal/thermal_zone0/temp
-/sys/class/power_supply/battery/capacity
-/sys/class/power_supply/battery/temp
-/sys/devices/system/cpu/cpufreq/policy0/scaling_cur_freq
-/sys/devices/system/cpu/cpufreq/policy0/scaling_max_freq
-/sys/devices/system/cpu/cpufreq/policy4/scaling_cur_freq
-/sys/devices/system/cpu/cpufreq/policy4/scaling_max_freq
-/sys/devices/system/cpu/cpufreq/policy7/scaling_cur_freq
-/sys/devices/system/cpu/cpufreq/policy7/scaling_max_freq
-/proc/loadavg /proc/stat /proc/vmstat /proc/pressure/memory
+proc/loadavg proc/stat proc/vmstat
+sys/class/thermal/thermal_zone0/type
+cpu-0-0-usr
+sys/class/thermal/thermal_zone0/temp
+00000
+sys/class/thermal/thermal_zone1/type
+cpu-0-1-usr
+sys/class/thermal/thermal_zone1/temp
+00000
+sys/devices/system/cpu/cpufreq/policy0/cpuinfo_max_freq
+sys/devices/system/cpu/cpufreq/policy4/cpuinfo_max_freq
+sys/devices/system/cpu/cpufreq/policy7/cpuinfo_max_freq
+sys/class/power_supply/battery/typeBattery
+sys/class/power_supply/battery/capacity
+sys/class/power_supply/battery/temp
+sys/class/power_supply/battery/statusDischarging
+sys/class/power_supply/battery/current_now-
+sys/devices/system/cpu/cpufreq/policy0/scaling_cur_freq
+sys/devices/system/cpu/cpufreq/policy0/scaling_max_freq
+sys/devices/system/cpu/cpufreq/policy4/scaling_cur_freq
+sys/devices/system/cpu/cpufreq/policy4/scaling_max_freq
+sys/devices/system/cpu/cpufreq/policy7/scaling_cur_freq
+sys/devices/system/cpu/cpufreq/policy7/scaling_max_freq
+proc/pressure/cpu
+proc/pressure/memory
+proc/pressure/io
+proc/meminfo
+proc/engine/schedstat
+proc/engine/cpuset/top-app
+proc/engine/io
+proc/engine/stat
+proc/engine/status
+agent
+fast
 MemTotal:        0 kB
 MemFree:          0 kB
 MemAvailable:    0 kB
