@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 Value = int | float | str | bool | None
 
@@ -35,6 +36,9 @@ _STAT = {
     39: "blkio_ticks",
 }
 _SYSTEM_KINDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice")
+_STATUS_LINE = re.compile(rf"^(State|Cpus_allowed_list|{'|'.join(_STATUS)}):[ \t]*(\S.*)$", re.MULTILINE)
+_MEMINFO = re.compile(r"^([\w()]{1,60}):[ \t]+(\d{1,18}) kB[ \t]*$", re.MULTILINE)
+_PRESSURE = re.compile(r"\b(avg\d{1,4}|total)=(\d{1,18}(?:\.\d{1,6})?)")
 _SMAPS = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 
 
@@ -70,13 +74,13 @@ def snake(name: str) -> str:
 def status(text: str) -> dict[str, Value]:
     """/proc/<pid>/status: memory in KiB, threads, switches, allowed CPUs."""
     found: dict[str, Value] = {}
-    for key, value in pairs(text):
-        if key == "State" and value:
+    for key, value in _STATUS_LINE.findall(text):
+        if key == "State":
             found["engine_state"] = value[0]
         elif key == "Cpus_allowed_list":
-            found["cpus_allowed"] = value
-        elif (name := _STATUS.get(key)) and (amount := number(value)) is not None:
-            found[name] = amount
+            found["cpus_allowed"] = value.rstrip()
+        elif (amount := number(value)) is not None:
+            found[_STATUS[key]] = amount
     return found
 
 
@@ -123,13 +127,13 @@ def cgroup(text: str) -> dict[str, Value]:
 
 def meminfo(text: str) -> dict[str, Value]:
     """/proc/meminfo, every line: `MemTotal` is mem_total_kib, `Active(file)` mem_active_file_kib."""
-    found: dict[str, Value] = {}
-    for key, value in pairs(text):
-        amount = number(value)
-        if amount is not None and value.endswith("kB"):
-            name = snake(key)
-            found[f"{name if name.startswith('mem_') else 'mem_' + name}_kib"] = amount
-    return found
+    return {_meminfo_name(key): int(amount) for key, amount in _MEMINFO.findall(text)}
+
+
+@lru_cache(maxsize=512)
+def _meminfo_name(key: str) -> str:
+    name = snake(key)
+    return f"{name if name.startswith('mem_') else 'mem_' + name}_kib"
 
 
 def vmstat(text: str) -> dict[str, Value]:
@@ -197,14 +201,10 @@ def pressure(what: str, text: str) -> dict[str, Value]:
     """/proc/pressure/<what>: `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`."""
     found: dict[str, Value] = {}
     for line in text.splitlines():
-        kind, *parts = line.split() or [""]
-        for part in parts:
-            key, _, value = part.partition("=")
-            try:
-                if key == "total":
-                    found[f"psi_{what}_{kind}_total_us"] = int(value)
-                elif key.startswith("avg"):
-                    found[f"psi_{what}_{kind}_{key}_pct"] = float(value)
-            except ValueError:
-                continue
+        kind, _, rest = line.partition(" ")
+        for key, value in _PRESSURE.findall(rest):
+            if key == "total":
+                found[f"psi_{what}_{kind}_total_us"] = int(value.partition(".")[0])
+            else:
+                found[f"psi_{what}_{kind}_{key}_pct"] = float(value)
     return found

@@ -14,8 +14,9 @@ from bmoe_proto.kernel_sys import POLICIES, SUPPLY, THERMAL, is_cpu_zone
 
 from bmoe_agent.roots import Roots
 
-ENGINE_FAST = ("status", "stat", "io", "schedstat", "cgroup", "cpuset")
-ENGINE_AROUND = ("smaps_rollup", "oom_score", "oom_score_adj")
+ENGINE_FAST = ("status", "stat", "io", "schedstat", "cpuset")
+ENGINE_AROUND = ("cgroup", "oom_score", "oom_score_adj")
+ENGINE_SMAPS = "smaps_rollup"
 SYSTEM_FAST = ("proc/meminfo", "proc/pressure/cpu", "proc/pressure/memory", "proc/pressure/io")
 SYSTEM_AROUND = ("proc/vmstat", "proc/stat", "proc/loadavg", "proc/uptime", "sys/devices/system/cpu/online")
 _SUPPLY_FAST = ("capacity", "temp", "status", "current_now")

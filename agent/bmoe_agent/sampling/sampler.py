@@ -23,7 +23,7 @@ from bmoe_proto.v1 import telemetry_pb2 as pb
 from bmoe_agent.roots import Roots
 from bmoe_agent.sampling import nodes
 
-FULL_KINDS = frozenset({"entry", "exit", "turn", "idle"})
+FULL_KINDS = frozenset({"entry", "launch", "exit", "turn", "idle"})
 # smaps_rollup walks the engine's page tables under its own mmap lock (law 7). At launch there is nothing mapped to walk yet.
 SMAPS_KINDS = frozenset({"entry", "launch", "exit"})
 _READ_BYTES = 16383  # the longest length in two bytes; meminfo, status and stat are 1 to 2 KiB
@@ -65,8 +65,8 @@ class Sampler:
         system, self._fast = self._fast, []
         self._open(engine, self._fast, directory)
         self._fast += system
-        self._open([f"{directory}/{name}" for name in nodes.ENGINE_AROUND[1:]], self._around, directory)
-        self._open([f"{directory}/{nodes.ENGINE_AROUND[0]}"], self._smaps, directory)
+        self._open([f"{directory}/{name}" for name in nodes.ENGINE_AROUND], self._around, directory)
+        self._open([f"{directory}/{nodes.ENGINE_SMAPS}"], self._smaps, directory)
 
     def sample(self, kind: str = "fast") -> pb.Sample:
         """Read everything of this kind now."""
