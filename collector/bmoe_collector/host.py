@@ -1,9 +1,9 @@
-"""What this host knows by itself: secrets of phones, their sockets' names, addresses of phones without a cable.
+"""What this host knows by itself: secrets of phones, their sockets' names, where they were reached.
 
 In: `BMOE_HOME`, else the user's config directory. Out: a `HostHome`. Everything lies in files of mode 0600 in a folder of mode
 0700; a secret is never printed, logged or put in argv.
 
-    phones/<uuid: 32 hex>.json   {"secret": 64 hex, "socket": abstract name, "addresses": ["host:port", ...],
+    phones/<uuid: 32 hex>.json   {"secret": 64 hex, "socket": abstract name, "places": [adb serial or "host:port", ...],
                                   "next_secret": 64 hex while a rotation is under way, else ""}
 """
 
@@ -32,12 +32,12 @@ class PairedPhone:
     uuid: bytes
     secret: bytes
     socket: str
-    addresses: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()  # adb serials, the latest first; "host:port" without a cable
     next_secret: bytes = b""
 
     def __repr__(self) -> str:
         """Without the secret: this may end up in a log."""
-        return f"PairedPhone({self.uuid.hex()}, socket={self.socket!r}, addresses={self.addresses})"
+        return f"PairedPhone({self.uuid.hex()}, socket={self.socket!r}, places={self.places})"
 
 
 class HostHome:
@@ -81,7 +81,7 @@ class HostHome:
             "secret": phone.secret.hex(),
             "next_secret": phone.next_secret.hex(),
             "socket": phone.socket,
-            "addresses": list(phone.addresses),
+            "places": list(phone.places),
         }
         try:
             self._phones.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,12 +101,12 @@ class HostHome:
         except OSError as error:
             raise OutsideError(f"{self.folder}: {error.strerror}; BMOE_HOME names another folder") from None
 
-    def add_address(self, uuid: bytes, address: str) -> None:
-        """Remember where a phone without a cable is reached, the latest first."""
+    def add_place(self, uuid: bytes, place: str) -> None:
+        """Remember where a phone was reached, the latest first."""
         phone = self.phone(uuid)
-        if phone is not None and phone.addresses[:1] != (address,):
-            rest = tuple(known for known in phone.addresses if known != address)
-            self.remember(replace(phone, addresses=(address, *rest)[:8]))
+        if phone is not None and phone.places[:1] != (place,):
+            rest = tuple(known for known in phone.places if known != place)
+            self.remember(replace(phone, places=(place, *rest)[:8]))
 
     def forget(self, uuid: bytes) -> bool:
         """Remove a phone and its secret; False when it was not there."""
@@ -125,7 +125,7 @@ class HostHome:
                 bytes.fromhex(path.stem),
                 secret,
                 str(document["socket"]),
-                tuple(str(item) for item in document.get("addresses", [])),
+                tuple(str(item) for item in document.get("places", [])),
                 bytes.fromhex(document.get("next_secret", "")),
             )
         except FileNotFoundError:

@@ -99,16 +99,16 @@ def look(store: Store, host: HostHome, reach: Reach) -> list[dict[str, Any]]:
         for uuid, answer in zip(routes, pool.map(lambda ways: _ask(reach, ways), routes.values()), strict=True):
             places = [way.where for way in routes[uuid]]
             found.append({"uuid": uuid.hex(), "places": places, **answer})
-    found.extend(
-        _line(sighting.uuid.hex() or None, [sighting.where], sighting.state, sighting.detail)
-        for sighting in sightings
-        if sighting.state != "reachable"
-    )
-    found.extend(
-        _line(phone.uuid.hex(), list(phone.addresses), "away", "")
-        for phone in host.phones()
-        if phone.uuid not in routes
-    )
+    # a paired phone that cannot be reached is told by the places it was reached at before
+    away = {phone.uuid: phone for phone in host.phones() if phone.uuid not in routes}
+    for sighting in sightings:
+        if sighting.state != "reachable":
+            known_as = next(
+                (uuid for uuid, phone in away.items() if phone.places[:1] == (sighting.where,)), sighting.uuid
+            )
+            found.append(_line(known_as.hex() or None, [sighting.where], sighting.state, sighting.detail))
+            away.pop(known_as, None)
+    found.extend(_line(uuid.hex(), list(phone.places), "away", "") for uuid, phone in away.items())
     for line in found:
         facts = (known.get(line["uuid"] or "") or {}).get("facts") or {}
         line["name"] = given.get(line["uuid"] or "") or line.get("name") or facts.get("name")

@@ -77,8 +77,8 @@ def pair(
                         f"({store.store_id[:12]}): --read-only reads along, --take-over makes this the one"
                     )
                 client.rotate(keep_for_store=ours)
-            by_wifi = sighting.transport is not None and sighting.transport.is_address
-            host.remember(PairedPhone(uuid, secret, sighting.socket, (sighting.where,) if by_wifi else ()))
+            places = (sighting.where,) if sighting.transport is not None else ()
+            host.remember(PairedPhone(uuid, secret, sighting.socket, places))
     facts = {"phone": uuid.hex(), "name": status.device.name, "where": sighting.where, "reads_only": read_only}
     if json:
         emit(facts)

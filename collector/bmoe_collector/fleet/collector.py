@@ -20,7 +20,7 @@ from bmoe_collector.fleet import queue
 from bmoe_collector.fleet.drainer import Drainer, Timers
 from bmoe_collector.fleet.phone import PhoneBoard, PhoneNow
 from bmoe_collector.ingest.ingestor import Ingestor
-from bmoe_collector.reach.adb import AdbError
+from bmoe_collector.reach.adb import ADDRESS, AdbError
 from bmoe_collector.reach.routes import Reach, Sighting, best_routes
 from bmoe_collector.store.engine import Store
 from bmoe_collector.store.leases import new_holder
@@ -191,7 +191,9 @@ class Collector:
         for phone in self._reach.host.phones():
             if phone.uuid in reached or (self._only is not None and phone.uuid not in self._only):
                 continue
-            for address in phone.addresses:
+            for address in phone.places:
+                if not ADDRESS.match(address):
+                    continue
                 entry = self._addresses.setdefault(address, _Address())
                 if address in here or now < entry.next_try:
                     continue

@@ -211,8 +211,8 @@ class Drainer(threading.Thread):
         for problem in problems:
             LOG.warning("phone problem", extra={"phone": self.uuid.hex(), "problem": problem})
         LOG.info("connected", extra={"phone": self.uuid.hex(), "where": route.where, "agent": hello.agent_version})
-        if route.transport is not None and route.transport.is_address:
-            self._reach.host.add_address(self.uuid, route.where)
+        if route.transport is not None:
+            self._reach.host.add_place(self.uuid, route.where)
         self._connected(self.uuid, client)
 
     def _stream(self, client: calls.AgentClient) -> Iterator[bool]:

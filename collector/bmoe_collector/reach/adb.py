@@ -107,17 +107,20 @@ class Adb:
     def remove_forward(self, local: str) -> bool:
         """Remove one forward by its local end, which is ours alone; False when it was gone already.
 
-        The server ignores which device is named here, but wants one when there are several.
+        The server ignores which device is named here, but wants one that is there when there are several.
         """
         try:
-            any_id = next((transport.transport_id for transport in self.transports()), None)
-            if any_id is None:
-                return False
-            with self._asked(f"host-transport-id:{any_id}:killforward:{local}") as connection:
-                connection.check_okay()
+            transports = sorted(self.transports(), key=lambda transport: transport.state != "device")
         except AdbError:
             return False
-        return True
+        for transport in transports:
+            try:
+                with self._asked(f"host-transport-id:{transport.transport_id}:killforward:{local}") as connection:
+                    connection.check_okay()
+                return True
+            except AdbError:
+                continue  # offline, or it was gone already
+        return False
 
     def connect(self, address: str, timeout_s: float = CALL_S) -> str:
         """Ask the server to connect to a phone without a cable; its answer, or `AdbError`."""
