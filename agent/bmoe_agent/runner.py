@@ -22,6 +22,7 @@ from bmoe_agent import engine as engines
 from bmoe_agent import launch, runner_close
 from bmoe_agent.config import ConfigError, EngineConfig
 from bmoe_agent.context import Context
+from bmoe_agent.gates import baseline
 from bmoe_agent.launch_argv import RefusedError, command
 from bmoe_agent.phase import Phases
 from bmoe_agent.residency import model as models
@@ -223,6 +224,7 @@ def _gates(live: Live) -> bool:
         while (left := deadline - time.monotonic()) > 0 and not called_off():
             context.pause(min(left, 1.0))
 
+    _cold_record(live)
     for ask in live.cell.gates:
         _check_interrupts(live)
         report = context.gates.wait(ask, context.clock.boot_ns, sleep, called_off)
@@ -232,6 +234,16 @@ def _gates(live: Live) -> bool:
             live.gate = report
             return False
     return True
+
+
+def _cold_record(live: Live) -> None:
+    """What the phone's entry state is judged against where no gate asks: its own cold record, when it has one."""
+    try:
+        cold = baseline.load(live.context.home)
+    except baseline.BaselineError:
+        return
+    facts = {"cpu_temp_c": cold.cpu_temp_c, "clock_cap_ratio": cold.clock_cap_ratio, "wall_ns": cold.wall_ns}
+    live.note("baseline", "this phone's own cold record", {name: value for name, value in facts.items() if value})
 
 
 def _check_interrupts(live: Live) -> None:
