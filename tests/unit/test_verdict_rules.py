@@ -88,6 +88,7 @@ CASES = [
     ("incomplete", "fail", session(turn(0), turn(None, summary={}, error={"fatal": True, "msg": "out of memory"}))),
     ("incomplete", "fail", session(turn(0), turn(1, state="began", tokens=None, summary={}))),
     ("gate_gave_up", "warn", clean(gates=(gate("mem_available_mib", 4000, 3000, "gave_up"),))),
+    ("gate_gave_up", "warn", clean(gates=(gate("battery_pct", 50, None, "unreadable"),))),
     ("throttled_entry", "warn", clean(gates=(gate("clock_cap_ratio", 0.95, 0.8, "gave_up"),))),
     ("throttled_entry", "warn", clean(gates=(gate("speed_probe_ratio", 0.9, 0.5, "gave_up"),))),
     ("throttled_entry", "warn", clean(gates=(gate("speed_probe_ratio", 0.0, 0.6, "not_asked"),))),
@@ -145,6 +146,14 @@ CLEAR = [
     ("incomplete", clean(csv=rows(200), turns=(turn(tokens=200, summary=summary(tokens=200)),))),  # ended by itself
     ("incomplete", session(turn(0), turn(None, summary={}, error={"fatal": False, "msg": "prompt too long"}))),
     ("incomplete", session(turn(0, cancelled=True, request={"cancel_after_tokens": 20}))),
+    (
+        "incomplete",
+        session(
+            turn(0),
+            turn(1, cancelled=True),
+            run=run(argv=[*ARGV, "--session"], asked={"turns": [{"kind": "generate"}, {"cancel_after_tokens": 9}]}),
+        ),
+    ),
     ("gate_gave_up", clean(run=run(outcome="skipped"), gates=(gate("battery_pct", 50, 20, "gave_up"),))),
     ("throttled_entry", clean(gates=(gate("cpu_temp_c", 36, 35.9),))),
     ("big_cores_excluded", entry(cpus_allowed="4-7")),

@@ -32,12 +32,14 @@ def gate_gave_up(case: Case) -> Iterator[Verdict]:
     if case.record.run.get("outcome") == "skipped":
         return
     for gate in case.record.gates:
-        if gate.state == "gave_up":
-            seen = "nothing could be read" if gate.last is None else f"{gate.last:g} {gate.unit}".strip()
-            yield warn(
-                "gate_gave_up",
-                f"{gate.asked}: {seen} after {gate.waited_s:.0f} s of waiting, and the cell ran ({gate.policy})",
-            )
+        if gate.state not in {"gave_up", "unreadable"}:
+            continue
+        unread = gate.state == "unreadable" or gate.last is None
+        seen = "nothing could be read" if unread else f"{gate.last:g} {gate.unit}".strip()
+        yield warn(
+            "gate_gave_up",
+            f"{gate.asked}: {seen} after {gate.waited_s:.0f} s of waiting, and the cell ran ({gate.policy})",
+        )
 
 
 def throttled_entry(case: Case) -> Iterator[Verdict]:

@@ -91,7 +91,11 @@ def _unended(case: Case) -> Iterator[str]:
     else:
         completed = {id(meaning.turn): meaning.summary for meaning in case.derived.turns}
         pairs = [(turn, completed.get(id(turn), turn.summary)) for turn in turns]
-    for turn, summary in pairs:
+    asked = record.run.get("asked")
+    plans = list(asked.get("turns") or ()) if isinstance(asked, Mapping) else []
+    for at, (turn, summary) in enumerate(pairs):
+        if turn.cancelled and at < len(plans) and _cancel_was_asked(plans[at]):
+            continue
         reason = _turn_reason(case, turn, summary)
         if reason:
             which = turn.turn if turn.turn is not None else f"of request {turn.request_id}"
@@ -109,10 +113,8 @@ def _turn_reason(case: Case, turn: TurnRecord, summary: Mapping[str, Any]) -> st
     of = f" after {got or 0:.0f} of {asked} tokens" if asked else f" after {got or 0:.0f} tokens"
     if turn.state == "not_run":
         return "never sent to the engine"
-    if turn.cancelled and not _cancel_was_asked(turn):
-        return f"cancelled{of}"
     if turn.cancelled:
-        return ""
+        return "" if _cancel_was_asked(turn.request or {}) else f"cancelled{of}"
     ended = number(summary.get("tok_s")) is not None or number(summary.get("s_tok")) is not None
     ended = ended or (turn.state in _ENDED and bool(case.record.ready))
     return "" if ended else f"no end record{of}"
@@ -127,8 +129,7 @@ def _asked(case: Case, turn: TurnRecord) -> int | None:
     return None if told is None else int(told)
 
 
-def _cancel_was_asked(turn: TurnRecord) -> bool:
-    request = turn.request or {}
+def _cancel_was_asked(request: Mapping[str, Any]) -> bool:
     return bool(request.get("cancel_after_ms") or request.get("cancel_after_tokens"))
 
 
