@@ -4,7 +4,6 @@ import contextlib
 import os
 import secrets
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -12,7 +11,7 @@ import pytest
 from bmoe_agent.serve.server import AlreadyServingError, NameTakenError, ServeError, Server
 from bmoe_proto import calls, proof
 from bmoe_proto.v1 import telemetry_pb2 as pb
-from support.service import STORE, Asking, make_run, served
+from support.service import STORE, Asking, make_run, relay, served
 
 pytestmark = pytest.mark.agent
 
@@ -161,46 +160,6 @@ class TestRotation:
                 client.rotate(keep_for_store=b"x")
 
 
-def pump(source, sink):
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            sink.sendall(data)
-    for end in (source, sink):
-        with contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
-
-
-@contextlib.contextmanager
-def relay(target):
-    """A program that listens on a name of its own and passes every byte on to the agent's; yields the name."""
-    name = f"bmoe-test-relay-{secrets.token_hex(6)}"
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"\0{name}")
-    listener.listen()
-    opened = [listener]
-
-    def accept():
-        with contextlib.suppress(OSError):
-            while True:
-                inner, _ = listener.accept()
-                outer = socket.socket(socket.AF_UNIX)
-                outer.connect(f"\0{target}")
-                opened.extend((inner, outer))
-                for ends in ((inner, outer), (outer, inner)):
-                    threading.Thread(target=pump, args=ends, daemon=True).start()
-
-    thread = threading.Thread(target=accept, daemon=True)
-    thread.start()
-    try:
-        yield name
-    finally:
-        for end in opened:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-        thread.join()
-
-
 class Impostor(grpc.GenericRpcHandler):
     """A program on the agent's name that answers everything, with what it can know."""
 
@@ -242,7 +201,8 @@ def impostor(name, uuid, **options):
 
 class TestWhomACollectorBelieves:
     def test_a_relay_on_another_name_is_noticed(self, agent):
-        with relay(agent.name) as name:
+        with relay(agent.name) as between:
+            name = between.name
             with pytest.raises(calls.NotTheAgent, match="relays"):
                 calls.connect(f"unix-abstract:{name}", agent.supervisor.the_secret, STORE, expect_uuid=agent.uuid)
             # the relay itself works: with the agent's name in the proof it would have passed

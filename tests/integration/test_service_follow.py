@@ -12,7 +12,7 @@ from bmoe_agent.serve.port import Measuring
 from bmoe_agent.serve.service import MAX_FOLLOWERS
 from bmoe_proto import calls, framing
 from bmoe_proto.v1 import telemetry_pb2 as pb
-from support.service import STORE, Asking, make_run, served
+from support.service import STORE, Asking, make_run, relay, served
 
 pytestmark = pytest.mark.agent
 
@@ -312,6 +312,40 @@ class TestReaders:
         threading.Timer(0.1, agent.server.stop).start()
         with contextlib.suppress(calls.NotThere):  # it ends, cleanly or not
             list(replies)
+
+
+class TestAFrozenPhone:
+    @pytest.mark.slow
+    def test_a_stream_that_stands_still_is_noticed_by_pings(self, tmp_path):
+        with served(tmp_path, heartbeat_s=3600) as agent, relay(agent.name) as between:
+            secret = agent.supervisor.the_secret
+            with calls.connect(f"unix-abstract:{between.name}", secret, STORE, name=agent.name) as client:
+                replies = client.follow(Asking())
+                assert next(replies).HasField("heartbeat")
+                between.stand_still()
+                began = time.monotonic()
+                with pytest.raises(calls.Frozen):
+                    next(replies)
+                # 10 s between pings and 3 s for their answer; the rest is for a machine under load
+                assert time.monotonic() - began < 45
+
+    def test_a_call_is_given_up_at_its_deadline(self, agent):
+        with relay(agent.name) as between:
+            secret = agent.supervisor.the_secret
+            target = f"unix-abstract:{between.name}"
+            with calls.connect(target, secret, STORE, name=agent.name, deadline_s=1.0) as client:
+                between.stand_still()
+                with pytest.raises(calls.Frozen, match="no answer within 1 s"):
+                    client.status()
+
+    @pytest.mark.slow
+    def test_an_idle_stream_is_kept_while_both_sides_ping(self, tmp_path):
+        with served(tmp_path, heartbeat_s=3600) as agent, agent.client() as client:
+            replies = client.follow(Asking())
+            assert next(replies).HasField("heartbeat")
+            time.sleep(75)  # several pings of each side, which a server that is not told would call too many
+            make_run(agent.spool, RUN)
+            assert next(replies).HasField("batch")
 
 
 class TestFiles:

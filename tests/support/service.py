@@ -4,9 +4,11 @@ import hashlib
 import os
 import queue
 import secrets
+import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from bmoe_agent.serve.port import Measuring, RefusedError
 from bmoe_agent.serve.server import Server
@@ -147,3 +149,60 @@ def make_run(spool, run_id, *, outputs=3, size=50, artifacts=None, end=True, sta
         facts.append(pb.ArtifactFacts(name=name, kind="metrics", size=len(data), sha256=hashlib.sha256(data).digest()))
     writer.end(pb.RunEnded(outcome="ok", launched=True, artifacts=facts), 99)
     return None
+
+
+class Relay:
+    """A program that listens on a name of its own and passes every byte on to another; it can stand still."""
+
+    def __init__(self, target: str) -> None:
+        self.name = f"bmoe-test-relay-{secrets.token_hex(6)}"
+        self._target = target
+        self._flowing = threading.Event()
+        self._flowing.set()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(f"\0{self.name}")
+        self._listener.listen()
+        self._opened = [self._listener]
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def stand_still(self):
+        """Nothing passes any more, and nobody is told: a frozen phone, or a link that was cut."""
+        self._flowing.clear()
+
+    def close(self):
+        self._flowing.set()
+        for end in self._opened:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        self._thread.join()
+
+    def _accept(self):
+        with suppress(OSError):
+            while True:
+                inner, _ = self._listener.accept()
+                outer = socket.socket(socket.AF_UNIX)
+                outer.connect(f"\0{self._target}")
+                self._opened.extend((inner, outer))
+                for ends in ((inner, outer), (outer, inner)):
+                    threading.Thread(target=self._pump, args=ends, daemon=True).start()
+
+    def _pump(self, source, sink):
+        with suppress(OSError):
+            while data := source.recv(65536):
+                self._flowing.wait()
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def relay(target):
+    """A relay for the length of a `with`."""
+    made = Relay(target)
+    try:
+        yield made
+    finally:
+        made.close()
