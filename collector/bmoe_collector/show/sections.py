@@ -1,4 +1,7 @@
-"""Sections of the terminal view, one function each: a record and what was derived in, something rich can print out."""
+"""Sections of the terminal view, one function each: a record and what was derived in, something rich can print out.
+
+`width` is the terminal's: below 110 columns there are fewer things side by side, shorter curves and no remarks.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from bmoe_collector.show import words
 from bmoe_collector.show.safe import clip, escape
 
 Pairs = Iterable[tuple[str, str]]
+WIDE = 110
 
 
 def _section(title: str, *body: RenderableType) -> RenderableType:
@@ -38,7 +42,7 @@ def _grid(pairs: Pairs, columns: int = 2) -> Table:
     return table
 
 
-def configuration(record: RunRecord, derived: Derived) -> RenderableType:
+def configuration(record: RunRecord, derived: Derived, width: int) -> RenderableType:
     """What ran: resolved values, and the argv."""
     config = derived.config
     cache = words.NOTHING
@@ -66,7 +70,7 @@ def configuration(record: RunRecord, derived: Derived) -> RenderableType:
         ("stall_ms means", derived.stall_meaning or "not known for this build"),
     ]
     argv = record.run.get("argv") or ()
-    body: list[RenderableType] = [_grid(pairs, 3)]
+    body: list[RenderableType] = [_grid(pairs, 3 if width >= WIDE else 2)]
     if argv:
         body.append(Text(clip(" ".join(_quoted(str(part)) for part in argv), 400), style="dim"))
     if derived.unmeasured:
@@ -78,7 +82,7 @@ def _quoted(part: str) -> str:
     return f'"{part}"' if " " in part or not part else part
 
 
-def speed(derived: Derived) -> RenderableType | None:
+def speed(derived: Derived, width: int) -> RenderableType:
     """Headline with the effective rate beside it, TTFT, prefill, and how tokens were spread."""
     one = derived.speed
     first = derived.turns[0].prefill if derived.turns else None
@@ -112,23 +116,16 @@ def speed(derived: Derived) -> RenderableType | None:
         ]
     steady = derived.steady
     if steady.found:
-        pairs.append(
-            ("steady state", f"{words.significant(steady.steady_tok_s)} tok/s after {steady.warmup_tokens} tokens")
-        )
+        begin = f"after {steady.warmup_tokens} tokens" if steady.warmup_tokens else "from the first token"
+        pairs.append(("steady state", f"{words.significant(steady.steady_tok_s)} tok/s {begin}"))
     body.append(_grid(pairs))
     spread = one.token_ms
     if spread is not None:
-        body.append(
-            _grid(
-                [
-                    (name, words.significant(getattr(spread, name), "ms"))
-                    for name in ("mean", "median", "p5", "p95", "min", "max")
-                ],
-                6,
-            )
-        )
+        names = ("mean", "median", "p5", "p95", "min", "max")
+        line = "  ".join(f"{name} {words.significant(getattr(spread, name))}" for name in names)
+        body.append(Text(f"ms a token  {line}"))
         costs = [cost for cost in derived.token_costs_ms if cost is not None]
-        body.append(Text(f"ms a token  {words.sparkline(costs, 60)}"))
+        body.append(Text(f"            {words.sparkline(costs, min(60, width - 14))}"))
     return _section("Speed", *body)
 
 
@@ -144,12 +141,12 @@ _PARTS = (
 )
 
 
-def time_bars(derived: Derived) -> RenderableType:
+def time_bars(derived: Derived, width: int) -> RenderableType:
     """The four bars of a token and, where the engine tells, of the prompt. Not rescaled: they may pass the whole."""
-    body: list[RenderableType] = [_bars(derived.bars, "a token")]
+    body: list[RenderableType] = [_bars(derived.bars, "a token", width)]
     prompt = derived.turns[0].prefill_bars if derived.turns else None
     if prompt is not None and prompt.cpu_s is not None:
-        body.append(_bars(prompt, "of the prompt"))
+        body.append(_bars(prompt, "the prompt", width))
     parts = [("drain", "drain"), ("ra_issue", "ra_issue"), ("ra_wd", "ra_wd")]
     named = [f"{name} {words.seconds(derived.terms[key])}" for name, key in parts if derived.terms.get(key)]
     residual = derived.terms.get("compute")
@@ -161,18 +158,18 @@ def time_bars(derived: Derived) -> RenderableType:
     return _section("Where the time goes", *body)
 
 
-def _bars(parts: Bars, of: str) -> Table:
+def _bars(parts: Bars, of: str, width: int) -> Table:
     table = Table.grid(padding=(0, 2))
+    table.add_row(Text(of), Text(words.seconds(parts.wall_s)), "", "", "")
     for name, field, remark in _PARTS:
         value = getattr(parts, field)
         table.add_row(
             Text(name, style="dim"),
             Text(words.seconds(value)),
             Text(words.share(None if value is None or not parts.wall_s else value / parts.wall_s, 0)),
-            Text(words.bar(value, parts.wall_s)),
-            Text(remark, style="dim"),
+            Text(words.bar(value, parts.wall_s, 30)),
+            Text(remark if width >= WIDE else "", style="dim"),
         )
-    table.add_row(Text("wall", style="dim"), Text(words.seconds(parts.wall_s)), Text(of, style="dim"), "", "")
     return table
 
 
@@ -213,7 +210,7 @@ def turns(derived: Derived) -> RenderableType | None:
     return _section("Turns", table)
 
 
-def memory(record: RunRecord, derived: Derived) -> RenderableType:
+def memory(record: RunRecord, derived: Derived, width: int) -> RenderableType:
     """Curves, and how much of the model is in memory."""
     body: list[RenderableType] = []
     curves = Table.grid(padding=(0, 2))
@@ -233,8 +230,10 @@ def memory(record: RunRecord, derived: Derived) -> RenderableType:
         curves.add_row(
             Text(title, style="dim"),
             Text(f"{words.mib(curve.first)} → {words.mib(curve.last)}"),
-            Text(words.sparkline(curve.values)),
-            Text(f"{words.mib(low)} to {words.mib(high)}, {curve.source}", style="dim"),
+            Text(words.sparkline(curve.values, 40 if width >= WIDE else 20)),
+            Text(
+                f"{words.mib(low)} to {words.mib(high)}" + (f", {curve.source}" if width >= WIDE else ""), style="dim"
+            ),
         )
     body.append(curves)
     looks = [(part, last_look(record.residency, part)) for part in ("whole", "dense", "expert")]
@@ -253,7 +252,7 @@ def memory(record: RunRecord, derived: Derived) -> RenderableType:
     return _section("Memory", *body)
 
 
-def cache(derived: Derived) -> RenderableType:
+def cache(derived: Derived, width: int) -> RenderableType:
     """Hit rate with what moves it, counters, and flash bytes chosen against those the kernel forced."""
     one = derived.cache
     useful = None if not one.prefetched_experts else (one.prefetched_useful or 0) / one.prefetched_experts
@@ -273,7 +272,7 @@ def cache(derived: Derived) -> RenderableType:
     ]
     if one.prefetched_experts:
         pairs.append(("prefetch useful", words.share(useful)))
-    return _section("Cache and flash", _grid(pairs, 3))
+    return _section("Cache and flash", _grid(pairs, 3 if width >= WIDE else 2))
 
 
 def phone(record: RunRecord, derived: Derived) -> RenderableType:

@@ -31,15 +31,16 @@ def render(
     console: Console, record: RunRecord, derived: Derived, verdicts: Sequence[Verdict], *, whole_text: bool = False
 ) -> None:
     """Print the run."""
+    width = console.width
     for part in (
         _head(record),
         _verdicts(verdicts),
-        configuration(record, derived),
-        speed(derived),
-        time_bars(derived),
+        configuration(record, derived, width),
+        speed(derived, width),
+        time_bars(derived, width),
         turns(derived) if derived.config.session or len(record.turns) > 1 else None,
-        memory(record, derived),
-        cache(derived),
+        memory(record, derived, width),
+        cache(derived, width),
         phone(record, derived),
         _text(record, whole=whole_text),
         record_itself(record),
