@@ -210,6 +210,13 @@ def _times(full: Sequence[Found]) -> dict[str, Any]:
 def _add(connection: Connection, run_no: int, file: Found) -> bool:
     """Note a file of the run; False when it is known already."""
     kind = _kind(file)
+    awaited = connection.execute(
+        update(ARTIFACTS)
+        .where(ARTIFACTS.c.run_no == run_no, ARTIFACTS.c.sha256 == file.sha256, ARTIFACTS.c.state != "stored")
+        .values(state="stored", problem=None)
+    )
+    if awaited.rowcount:  # an agent told of it, and it comes this way before it was fetched
+        return True
     if not finish.put_file(connection, run_no, file.sha256, kind, file.name, file.size, "import"):
         return False
     name = file.name[:200]

@@ -14,6 +14,7 @@ from typing import Any
 from bmoe_proto import framing
 from bmoe_proto.contract.metrics import NotOursError, parse_metrics
 from bmoe_proto.v1 import telemetry_pb2 as pb
+from google.protobuf.message import DecodeError
 from sqlalchemy import Connection, func, insert, select, update
 
 from bmoe_collector.ingest import ending, files, identity
@@ -29,7 +30,7 @@ HOST_NOTES = 1 << 30
 """Places of notes that a host added; those of the phone's record are below."""
 
 
-def columns(connection: Connection, reader: RunReader) -> None:
+def columns(connection: Connection, artifacts: Artifacts, reader: RunReader) -> None:
     """Bring the run's row to where the reader is."""
     run_no = reader.run_no
     said = reader.stdout
@@ -42,7 +43,7 @@ def columns(connection: Connection, reader: RunReader) -> None:
         values["ready"] = plain(said.ready)
     if reader.ended is not None:
         _expect_files(connection, reader)
-        _absorb_imports(connection, run_no)
+        _absorb_imports(connection, artifacts, run_no)
         values |= ending.columns(reader)
         merged = files.merge_turns(connection, run_no)
         values |= merged
@@ -111,14 +112,15 @@ def put_file(connection: Connection, run_no: int, sha256: str, kind: str, name: 
     return True
 
 
-def _absorb_imports(connection: Connection, run_no: int) -> None:
+def _absorb_imports(connection: Connection, artifacts: Artifacts, run_no: int) -> None:
     """Runs that were imported from this run's files before it was delivered are this run."""
     rows = connection.execute(select(RUN_FILES.c.sha256, RUN_FILES.c.kind).where(RUN_FILES.c.run_no == run_no))
     mine = {row[0]: row[1] for row in rows}
     for match in identity.matches(connection, mine, but=run_no):
         if match.source == "import":
             log.info("run %s had been imported as %s", run_no, match.run_id)
-            identity.absorb(connection, run_no, match.run_no)
+            if identity.absorb(connection, run_no, match.run_no):
+                files_again(connection, artifacts, run_no)
 
 
 def artifact(connection: Connection, artifacts: Artifacts, run_no: int, name: str, kind: str, sha256: str) -> bool:
@@ -200,7 +202,7 @@ def given_up(connection: Connection, run_id: str, name: str, why: str) -> None:
 
 
 def files_again(connection: Connection, artifacts: Artifacts, run_no: int) -> None:
-    """Make the rows of a run's stored files again."""
+    """Make the rows of a run's stored files, where it has none of them yet."""
     rows = connection.execute(
         select(ARTIFACTS.c.name, ARTIFACTS.c.sha256)
         .where(ARTIFACTS.c.run_no == run_no, ARTIFACTS.c.kind == "metrics", ARTIFACTS.c.state == "stored")
@@ -225,7 +227,10 @@ def stream_bytes(connection: Connection, run_no: int) -> dict[int, bytes]:
         )
         for (data,) in rows:
             for raw in framing.read_block(bytes(data)).frames():
-                frame = pb.Frame.FromString(raw)
+                try:
+                    frame = pb.Frame.FromString(raw)
+                except DecodeError:  # kept as an unknown frame
+                    continue
                 if frame.WhichOneof("what") != "output" or frame.output.stream not in joined:
                     continue
                 output = frame.output

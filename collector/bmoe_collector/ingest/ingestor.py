@@ -191,7 +191,7 @@ class Ingestor:
         put_progress(connection, reader, segment, agent_uuid)
         if _in_order(reader, segment):
             reader.sink.flush(connection)
-            finish.columns(connection, reader)
+            finish.columns(connection, self.artifacts, reader)
             return
         # A segment came that belongs before one already read: everything is made again in the order of writing.
         self._readers.pop(reader.run_id, None)
@@ -233,6 +233,17 @@ class Ingestor:
                 Wanted(bytes.fromhex(run_id), name, kind, size, bytes.fromhex(sha))
                 for run_id, name, kind, size, sha in connection.execute(query)
             ]
+
+    def holds(self, run_id: bytes | str, name: str, sha256: bytes | str) -> bool:
+        """Whether a run's file is stored already, however it came: then it may be acknowledged without fetching."""
+        query = (
+            select(ARTIFACTS.c.name)
+            .join(RUNS, RUNS.c.run_no == ARTIFACTS.c.run_no)
+            .where(RUNS.c.run_id == _hex(run_id), ARTIFACTS.c.name == name)
+            .where(ARTIFACTS.c.sha256 == _hex(sha256), ARTIFACTS.c.state == "stored")
+        )
+        with self.store.read() as connection:
+            return connection.execute(query).first() is not None
 
     def catch_up(self, agent_uuid: bytes | str) -> list[str]:
         """Finish runs whose last step a killed collector did not get to; returns their ids. Call at the start."""

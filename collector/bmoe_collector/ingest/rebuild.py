@@ -79,7 +79,7 @@ def reparse_in(connection: Connection, artifacts: Artifacts, run_no: int, run_id
     for segment in reader.segments:
         put_segment(connection, reader, segment)
     finish.files_again(connection, artifacts, run_no)
-    finish.columns(connection, reader)
+    finish.columns(connection, artifacts, reader)
     return reader
 
 
