@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-# zlib finds what is at the end cheapest, so what is in every sample comes last.
-_TEXT: Final = """\
+# zlib finds what is at the end cheapest, so what is in every sample comes last, in the order the sampler writes it.
+_VMSTAT: Final = """\
 nr_free_pages 0
 nr_zone_inactive_anon 0
 nr_zone_active_anon 0
@@ -30,52 +30,17 @@ pgscan_direct 0
 pgsteal_kswapd 0
 pgsteal_direct 0
 oom_kill 0
-some avg10=0.00 avg60=0.00 avg300=0.00 total=0
-full avg10=0.00 avg60=0.00 avg300=0.00 total=0
+"""
+_STDOUT: Final = """\
 BMOE_PROGRESS {"step":1,"steps":256,"wall_ms":0.0,"io_ms":0.0,"compute_ms":0.0,"mgmt_ms":0.0,"stall_ms":0.0,\
 "read_mb":0.0,"cache_hit_pct":0.0,"majflt":0,"cpu_ms":0.0,"dense_resident_frac":-1,"delta_reasoning":"","delta_text":"
 BMOE_LOAD {"mb":0.0,"ms":0.0}
-Permission denied
-No such file or directory
-0::/
-/background
-/top-app
-/foreground
-12:cpuset:/
-proc/loadavg proc/stat proc/vmstat
-sys/class/thermal/thermal_zone0/type
-cpu-0-0-usr
-sys/class/thermal/thermal_zone0/temp
-00000
-sys/class/thermal/thermal_zone1/type
-cpu-0-1-usr
-sys/class/thermal/thermal_zone1/temp
-00000
-sys/devices/system/cpu/cpufreq/policy0/cpuinfo_max_freq
-sys/devices/system/cpu/cpufreq/policy4/cpuinfo_max_freq
-sys/devices/system/cpu/cpufreq/policy7/cpuinfo_max_freq
-sys/class/power_supply/battery/typeBattery
-sys/class/power_supply/battery/capacity
-sys/class/power_supply/battery/temp
-sys/class/power_supply/battery/statusDischarging
-sys/class/power_supply/battery/current_now-
-sys/devices/system/cpu/cpufreq/policy0/scaling_cur_freq
-sys/devices/system/cpu/cpufreq/policy0/scaling_max_freq
-sys/devices/system/cpu/cpufreq/policy4/scaling_cur_freq
-sys/devices/system/cpu/cpufreq/policy4/scaling_max_freq
-sys/devices/system/cpu/cpufreq/policy7/scaling_cur_freq
-sys/devices/system/cpu/cpufreq/policy7/scaling_max_freq
-proc/pressure/cpu
-proc/pressure/memory
-proc/pressure/io
-proc/meminfo
-proc/engine/schedstat
-proc/engine/cpuset/top-app
-proc/engine/io
-proc/engine/stat
-proc/engine/status
-agent
-fast
+"""
+_PRESSURE: Final = """\
+some avg10=0.00 avg60=0.00 avg300=0.00 total=0
+full avg10=0.00 avg60=0.00 avg300=0.00 total=0
+"""
+_MEMINFO: Final = """\
 MemTotal:        0 kB
 MemFree:          0 kB
 MemAvailable:    0 kB
@@ -128,6 +93,8 @@ HugePages_Surp:        0
 Hugepagesize:       2048 kB
 Hugetlb:               0 kB
 DirectMap4k:       0 kB
+"""
+_IO: Final = """\
 rchar: 0
 wchar: 0
 syscr: 0
@@ -135,8 +102,12 @@ syscw: 0
 read_bytes: 0
 write_bytes: 0
 cancelled_write_bytes: 0
+"""
+_STAT: Final = """\
  (bmoe-cli) S 1 0 0 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 0 0 0 18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0 \
 0 0 0 0 0 0 0 0 0 0
+"""
+_STATUS: Final = """\
 Name:	bmoe-cli
 Umask:	0077
 State:	R (running)
@@ -199,5 +170,48 @@ voluntary_ctxt_switches:	0
 nonvoluntary_ctxt_switches:	0
 """
 
-KERNEL_TEXT: Final[bytes] = _TEXT.encode("ascii")
+
+def _entry(name: str, text: str) -> bytes:
+    """A file as sample_text.py lays it out: kind and length of the name in one varint, the name, length, bytes."""
+    path, data = name.encode("ascii"), text.encode("ascii")
+    return b"".join((_varint(len(path) << 2), path, _varint(len(data)), data))
+
+
+def _varint(value: int) -> bytes:
+    return bytes((value,)) if value < 128 else bytes((value & 127 | 128, value >> 7))
+
+
+def _dictionary() -> bytes:
+    cpufreq = "sys/devices/system/cpu/cpufreq/policy"
+    parts = [
+        _STDOUT.encode("ascii"),
+        _entry("proc/vmstat", _VMSTAT),
+        _entry("sys/class/power_supply/battery/type", "Battery\n"),
+        *(_entry(f"sys/class/thermal/thermal_zone{zone}/type", "cpu-0-0-usr\n") for zone in (10, 1)),
+        *(_entry(f"{cpufreq}{policy}/cpuinfo_max_freq", "0000000\n") for policy in (4, 0)),
+        *(_entry(f"sys/class/thermal/thermal_zone{zone}/temp", "00000\n") for zone in range(31)),
+        *(_entry(f"{cpufreq}{policy}/scaling_cur_freq", "0000000\n") for policy in range(8)),
+        _entry("proc/engine/status", _STATUS),
+        _entry("proc/engine/stat", _STAT),
+        _entry("proc/engine/io", _IO),
+        _entry("proc/engine/schedstat", "000000000000 0000000000 00000\n"),
+        _entry("proc/engine/cpuset", "/top-app\n"),
+        _entry("proc/meminfo", _MEMINFO),
+        _entry("proc/pressure/cpu", _PRESSURE),
+        _entry("proc/pressure/memory", _PRESSURE),
+        _entry("proc/pressure/io", _PRESSURE),
+    ]
+    for policy in (0, 2, 4, 6, 7):
+        parts.append(_entry(f"{cpufreq}{policy}/scaling_cur_freq", "0000000\n"))
+        parts.append(_entry(f"{cpufreq}{policy}/scaling_max_freq", "0000000\n"))
+    parts.extend(_entry(f"sys/class/thermal/thermal_zone{zone}/temp", "00000\n") for zone in range(10))
+    parts.append(_entry("sys/class/power_supply/battery/capacity", "00\n"))
+    parts.append(_entry("sys/class/power_supply/battery/temp", "000\n"))
+    parts.append(_entry("sys/class/power_supply/battery/status", "Discharging\n"))
+    parts.append(_entry("sys/class/power_supply/battery/current_now", "-000000\n"))
+    parts.append(b"\x0a\x04fast\x12")
+    return b"".join(parts)
+
+
+KERNEL_TEXT: Final[bytes] = _dictionary()
 """The dictionary, as bytes."""

@@ -1,10 +1,12 @@
 """Blocks: what is written is read back, and nothing that is not whole and right is ever believed."""
 
+import hashlib
 import struct
 import zlib
 
 import pytest
 from bmoe_proto import framing
+from bmoe_proto.dictionary import KERNEL_TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -147,6 +149,13 @@ def test_kernel_text_is_half_as_long_with_the_dictionary():
     status += "MemAvailable:   24262628 kB\nSUnreclaim:        26604 kB\nActive(file):     117056 kB\n"
     assert len(framing.encode_block(RUN, SEGMENT, 0, [status.encode()])) - 68 < 0.6 * len(
         zlib.compress(status.encode())
+    )
+
+
+def test_the_dictionary_is_the_one_old_spools_were_written_with():
+    digest = hashlib.sha256(KERNEL_TEXT).hexdigest()
+    assert digest == "ebbfb6d7f68d8b85c6dc3025b2d9ae17c9dd65de16930245b9f77b1e64769dc6", (
+        "another text needs another codec"
     )
 
 
