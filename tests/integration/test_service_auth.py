@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -118,6 +119,20 @@ class TestWhoMayCall:
             nonce = client.hello.server_nonce
             client.status()
             assert client.hello.server_nonce == nonce
+
+    def test_streams_of_strangers_that_never_say_anything_hold_no_thread(self, agent):
+        silent = threading.Event()
+        with grpc.insecure_channel(f"unix-abstract:{agent.name}") as channel, agent.client() as client:
+            follow = channel.stream_stream(f"{calls.SERVICE}Follow")
+            streams = [follow(iter(silent.wait, True), timeout=60) for _ in range(30)]
+            try:
+                for stream in streams:
+                    with pytest.raises(grpc.RpcError) as caught:
+                        next(stream)
+                    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+                assert client.status().state == "idle"
+            finally:
+                silent.set()
 
     @pytest.mark.parametrize("data", [b"\xff\xff", b"", pb.HelloRequest(client_nonce=b"short").SerializeToString()])
     def test_a_malformed_hello_is_refused(self, agent, data):

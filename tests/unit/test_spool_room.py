@@ -163,6 +163,18 @@ def test_a_full_disk_frees_what_the_store_has_and_nothing_else(tmp_path):
     assert (tmp_path / "reserve").exists()
 
 
+def test_a_full_disk_does_not_keep_the_agent_from_stopping(tmp_path):
+    spool, disk = small(tmp_path, 2_000_000)
+    writer = spool.open_run(RUN)
+    writer.sync()
+    disk.size = 0
+    os.unlink(tmp_path / "reserve")
+    writer.append("note", pb.Note(code="x"), 1)
+    spool.close()
+    assert "no space" in spool.trouble
+    assert kinds(Spool(tmp_path, 1 << 30)) == ["segment_opened"]
+
+
 def test_another_error_of_the_disk_is_not_taken_for_want_of_room(tmp_path):
     spool, disk = small(tmp_path, 2_000_000)
     writer = spool.open_run(RUN)

@@ -115,9 +115,8 @@ class AgentService(grpc.GenericRpcHandler):
 
     def _check(self, method: str, data: bytes, context: Context) -> tuple[proof.Session, str]:
         """The call's session, and the proof of the answer's beginning for a stream; aborts when it is not proven."""
-        value = next((str(value) for key, value in context.invocation_metadata() or () if key == proof.PROOF_KEY), "")
         try:
-            session, counter = self._sessions.check(SERVICE + method, value, data)
+            session, counter = self._sessions.check(SERVICE + method, _proof_of(context), data)
         except proof.ProofError as error:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         return session, proof.answer_proof(session.key, SERVICE + method, counter, b"")
@@ -126,14 +125,13 @@ class AgentService(grpc.GenericRpcHandler):
         self, method: str, request_type: type[Message], answer: Callable[[Any, proof.Session, Context], Message]
     ) -> Callable[[bytes, Context], bytes]:
         def call(data: bytes, context: Context) -> bytes:
-            value = next((str(value) for key, value in context.invocation_metadata() if key == proof.PROOF_KEY), "")
             session, _ = self._check(method, data, context)
             request = self._parse(request_type, data, context)
             try:
                 reply = answer(request, session, context).SerializeToString()
             except RefusedError as error:
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-            counter = proof.parse_call_proof(value)[1]
+            counter = proof.parse_call_proof(_proof_of(context))[1]
             told = proof.answer_proof(session.key, SERVICE + method, counter, reply)
             context.set_trailing_metadata(((proof.ANSWER_KEY, told),))
             return reply
@@ -206,7 +204,8 @@ class AgentService(grpc.GenericRpcHandler):
     # ---------------------------------------------------------------- streams
 
     def _follow(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
-        data = next(requests, b"")
+        # A stream of nobody we know is not given a thread to wait in for its first message.
+        data = next(requests, b"") if self._sessions.known(_proof_of(context)) else b""
         session, told = self._check("Follow", data, context)
         first = self._parse(pb.FollowRequest, data, context)
         if first.WhichOneof("say") != "open":
@@ -276,3 +275,8 @@ class AgentService(grpc.GenericRpcHandler):
         measuring = self._supervisor.measuring()
         if measuring is not None and not measuring.send_during_cells and not session.everything:
             context.abort(grpc.StatusCode.UNAVAILABLE, f"{BUSY}a cell is being measured: files wait until it ends")
+
+
+def _proof_of(context: Context) -> str:
+    """The proof a call carries, empty without one."""
+    return next((str(value) for key, value in context.invocation_metadata() or () if key == proof.PROOF_KEY), "")

@@ -48,6 +48,15 @@ class Sessions:
                 self._proven.popitem(last=False)
         return session, counter
 
+    def known(self, value: str) -> bool:
+        """Whether a call's proof names a session: asked before waiting for a stream's first message."""
+        try:
+            nonce = proof.parse_call_proof(value)[0]
+        except proof.ProofError:
+            return False
+        with self._lock:
+            return nonce in self._proven or nonce in self._unproven
+
     def forget_all(self) -> None:
         """After a new secret: everybody proves anew."""
         with self._lock:

@@ -164,7 +164,10 @@ class Spool:
         with self._changed:
             writers = [run.writer for run in self._runs.values() if run.writer is not None]
         for writer in writers:
-            writer.seal()
+            try:
+                writer.seal()
+            except (OSError, SpoolError) as error:
+                self.trouble = str(error)  # what did not fit is missing; the next agent finds the rest and says so
         self.save_acknowledgements()
 
     def wrote(self, run_id: bytes, size: int) -> None:
@@ -363,16 +366,8 @@ class Spool:
             done = [(run_id, run) for run_id, run in self._runs.items() if self._is_acknowledged(run)]
             if not done:
                 return []
-            for _, run in done:
-                run.summary.deleted = True
-            try:
-                write_ledger(self.root, [run.summary for _, run in done])
-            except OSError as error:
-                # On a disk so full that not even this fits, the reserve makes room for it and is made again after.
-                if not self.room.give_reserve():
-                    self.trouble = str(error)
-                    return []
-                write_ledger(self.root, [run.summary for _, run in done])
+            if not self._note_deletion([run.summary for _, run in done]):
+                return []
             for run_id, run in done:
                 del self._runs[run_id]
                 self._deleted.append(run.summary)
@@ -380,6 +375,20 @@ class Spool:
                 shutil.rmtree(run.directory, ignore_errors=True)
         self.room.keep_reserve()
         return [run_id for run_id, _ in done]
+
+    def _note_deletion(self, summaries: list[RunSummary]) -> bool:
+        """Put runs into the ledger; on a disk so full that not even this fits, the reserve makes room and is made again."""
+        for _ in range(2):
+            try:
+                write_ledger(self.root, summaries)
+                for summary in summaries:
+                    summary.deleted = True
+                return True
+            except OSError as error:
+                self.trouble = str(error)
+                if not self.room.give_reserve():
+                    break
+        return False
 
     def _is_acknowledged(self, run: Run) -> bool:
         if run.writer is not None or not run.summary.ended or not self.kept_for:
