@@ -22,7 +22,7 @@ from bmoe_agent.config import ConfigError
 from bmoe_agent.context import Context
 from bmoe_agent.launch_argv import recorded_command
 from bmoe_agent.phase import Phases
-from bmoe_agent.runner import open_residency
+from bmoe_agent.runner import abort_unwatched, open_residency
 from bmoe_agent.runner_live import AgentStopping, Ended, Live, effective_sampling, log
 from bmoe_agent.runner_watch import Watch
 from bmoe_agent.sampling import Observer, Sampler
@@ -44,6 +44,7 @@ class Record:
     watchdog: pb.WatchdogReport | None = None
     gate: pb.GateReport | None = None
     cancelled: bool = False
+    agent_failed: bool = False
     not_launched: str = ""
 
     def take(self, frame: pb.Frame) -> None:
@@ -69,6 +70,7 @@ class Record:
             self.gate = frame.gate if gave_up else self.gate
         elif what == "note":
             self.cancelled |= frame.note.code == "cancelled"
+            self.agent_failed |= frame.note.code == "agent_error"
             if frame.note.code == "not_launched":
                 self.not_launched = frame.note.text
 
@@ -137,7 +139,7 @@ def _take_over(context: Context, summary: RunSummary, cancelled: Callable[[], st
         watchdog=record.watchdog,
         gate=record.gate,
         launch_error=record.not_launched,
-        ended_by_us="user" if record.cancelled else "agent" if record.watchdog is not None else "",
+        ended_by_us="user" if record.cancelled else "agent" if record.watchdog or record.agent_failed else "",
     )
     process = launch.read_pid(live.directory)
     live.launched = process is not None or record.launched is not None
@@ -218,6 +220,9 @@ def _watch(live: Live) -> Ended:
     except AgentStopping:
         live.writer.seal()
         raise
+    except BaseException:
+        abort_unwatched(live)
+        raise
     finally:
         live.close_files()
 
@@ -227,5 +232,8 @@ def _close(live: Live) -> Ended:
     try:
         Watch(live).read_rest()
         return runner_close.close(live)
+    except BaseException:
+        abort_unwatched(live)
+        raise
     finally:
         live.close_files()

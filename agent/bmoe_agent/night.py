@@ -34,7 +34,9 @@ from bmoe_agent.wakelock import WakeLock
 
 MAX_LOST = 5
 """A cell during which the phone died is run again, but not for ever: it may be what the phone dies of."""
-TROUBLE_PAUSE_S = 30.0
+TROUBLE_PAUSE_S = 15.0
+MIN_FREE_BYTES = 4 << 20
+MAX_PLAN_BYTES = 1 << 20
 _FILE = re.compile(r"(\d{6,})-([0-9a-f]{32})\.plan")
 
 
@@ -49,7 +51,7 @@ class Queued:
 
 
 def next_attempt(cell: pb.Cell, runs: Sequence[RunSummary]) -> int | None:
-    """Which attempt of a cell is to be run next, None when it is done. `runs` are the cell's own, ended.
+    """Which attempt of a cell is to be run next, None when it is done. `runs` are the cell's own.
 
     By the design's table of outcomes: `partial`, `failed` and `killed` are tried again within the cell's bound unless
     the refusal was of the flags or the model, `lost` runs again, a cell our watchdog ended is tried again within the
@@ -58,6 +60,8 @@ def next_attempt(cell: pb.Cell, runs: Sequence[RunSummary]) -> int | None:
     if not runs:
         return 1
     last = max(runs, key=lambda run: run.attempt)
+    if not last.ended:  # could not even be closed; as good as lost
+        return last.attempt + 1 if len(runs) < MAX_LOST else None
     outcome = Outcome(last.outcome, last.cause)
     lost = sum(1 for run in runs if run.outcome == "lost" and run.launched)
     if last.outcome == "lost":
@@ -133,6 +137,8 @@ class Night:
         if [cell.index for cell in plan.cells] != list(range(len(plan.cells))):
             found.append("cells must be numbered from 0 in the order they run")
         for cell in plan.cells:
+            if cell.ByteSize() + len(plan.text.encode()) + len(plan.question_json.encode()) > MAX_PLAN_BYTES:
+                found.append(f"cell {cell.index} ({cell.name}): with the plan's text more than {MAX_PLAN_BYTES} bytes")
             wrong = check_cell(cell) + [problem for ask in cell.gates for problem in gate_problems(ask)]
             found.extend(f"cell {cell.index} ({cell.name}): {problem}" for problem in wrong)
         return found
@@ -212,6 +218,13 @@ class Night:
                     self._rest(since)
                     continue
                 item, cell, attempt = todo
+                if context.free_bytes() < MIN_FREE_BYTES:
+                    # A run that cannot be recorded is not begun; a host may take what is kept here.
+                    log.error("%s: less than %d bytes free: waiting", context.home, MIN_FREE_BYTES)
+                    context.set_now(state="between", run_id=b"", phase="")
+                    context.pause(TROUBLE_PAUSE_S)
+                    context.spool.delete_acknowledged()
+                    continue
                 if not self._within_limits(item):
                     continue
                 self._one(item, cell, attempt)
@@ -250,10 +263,13 @@ class Night:
             )
             log.info("cell %s attempt %d: %s (%s)", cell.name, attempt, ended.outcome, ended.cause)
             self._after(item, ended)
-        except (OSError, SpoolError) as error:
-            # No room for a record, most likely: waiting is all that can be done, the host may free some.
-            log.error("cell %s cannot be run: %s", cell.name, error)
+        except AgentStopping:
+            raise
+        except Exception:
+            # A disk that fails, or a bug of ours: the run gets its end from what is on disk, the next cell runs.
+            log.exception("cell %s cannot be run", cell.name)
             self._context.pause(TROUBLE_PAUSE_S)
+            self._adopt()
         finally:
             with self._lock:
                 self._current = None

@@ -8,11 +8,13 @@ state, launch, watch (runner_watch), and the end (runner_close). A cell that is 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from bmoe_agent.runner_live import AgentStopping, CellCancelled, Ended, Live, ef
 from bmoe_agent.runner_watch import Watch
 from bmoe_agent.sampling import Observer, Sampler
 from bmoe_agent.session import Session
+from bmoe_agent.spool import SpoolError
 from bmoe_agent.tail import Tail
 
 _PREHEAT_BLOCK = b"\0" * (1 << 20)
@@ -77,9 +80,22 @@ def run_attempt(
     except AgentStopping:
         live.writer.seal()
         raise
+    except BaseException:
+        abort_unwatched(live)
+        raise
     finally:
         opened(None)
         live.close_files()
+
+
+def abort_unwatched(live: Live) -> None:
+    """Our own failure, or a disk's: an engine must not run unwatched. The run is closed from disk afterwards."""
+    with contextlib.suppress(OSError, SpoolError):
+        live.note("agent_error", traceback.format_exc(limit=-8)[-4000:])
+    if live.process is not None:
+        launch.end(live.process, grace_s=5.0)
+    with contextlib.suppress(OSError, SpoolError):
+        live.writer.seal()
 
 
 def record_unrun(context: Context, plan: pb.Plan, cell: pb.Cell, attempt: int, *, limit: str) -> Ended:

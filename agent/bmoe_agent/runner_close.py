@@ -40,6 +40,10 @@ def close(live: Live) -> Ended:
     ended.observer.CopyFrom(live.observer.cost(live.sampler))
     ended.clock.CopyFrom(context.clock.pair())
     live.writer.end(ended, context.clock.boot_ns())
+    # The record is complete and durable (or says in a gap what is missing): what the streams' files held is in it, and
+    # the room they take is the next cell's.
+    for name in ("stdout", "stderr"):
+        (live.directory / name).unlink(missing_ok=True)
     return Ended(
         run_id=live.run_id,
         outcome=outcome.outcome,

@@ -93,17 +93,30 @@ class Live:
         self.writer.append("note", message, self.context.clock.boot_ns())
 
     def record_sample(self, kind: str) -> None:
-        """Read the kernel's files now; a failure of the sampler costs a sample, not the run."""
-        if self.sampler is not None:
-            boot_ns = self.context.clock.boot_ns()
-            self.writer.append_encoded(SAMPLE_FIELD, self.sampler.encoded(kind), boot_ns)
+        """Read the kernel's files now; a failure of the sampler costs the samples, not the run."""
+        if self.sampler is None:
+            return
+        boot_ns = self.context.clock.boot_ns()
+        try:
+            encoded = self.sampler.encoded(kind)
+        except Exception as error:  # whatever the kernel answers, the measurement goes on
+            self.sampler = None
+            self.note("sampler", f"no more samples in this run: {error!r}")
+            return
+        self.writer.append_encoded(SAMPLE_FIELD, encoded, boot_ns)
 
     def record_residency(self) -> None:
         """Look how much of the model is in memory; what it cost is in the message."""
-        if self.residency is not None:
-            boot_ns = self.context.clock.boot_ns()
+        if self.residency is None:
+            return
+        boot_ns = self.context.clock.boot_ns()
+        try:
             look = self.residency.look(sweep=self.sampling.residency_sweep, layers=self.sampling.residency_layers)
-            self.writer.append("residency", look, boot_ns)
+        except Exception as error:  # a file cut short under its mapping, say
+            self.residency = None
+            self.note("residency", f"not measured any more in this run: {error!r}")
+            return
+        self.writer.append("residency", look, boot_ns)
 
     def record_output(self, stream: pb.Stream.ValueType, chunk: Chunk) -> None:
         """Record bytes of the engine, in frames no larger than a block takes."""

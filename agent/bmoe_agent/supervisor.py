@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,8 @@ from bmoe_agent.serve.port import Measuring, RefusedError
 from bmoe_agent.serve.server import Server
 from bmoe_agent.serve.service import AgentService
 from bmoe_agent.spool import Spool, Who
+
+READABLE_S = 60.0
 
 
 class SecondAgentError(Exception):
@@ -92,6 +95,8 @@ class Supervisor:
         self._rotating = threading.Lock()
         self._sampling = threading.Lock()
         self._sampler: Sampler | None = None
+        self._readable_gates: tuple[list[str], dict[str, str]] = ([], {})
+        self._readable_at = -READABLE_S
         self._thread: threading.Thread | None = None
         self._night_failed = False
         self._failed: Callable[[], object] = self.context.ask_to_stop
@@ -196,7 +201,7 @@ class Supervisor:
         if now.tok_s is not None:
             reply.tok_s = now.tok_s
         if now.state in {"idle", "between"}:
-            readable, unreadable = context.gates.readable()
+            readable, unreadable = self._readable()
             reply.gates.extend(readable)
             reply.unreadable.update(unreadable)
             reply.models.extend(context.config.models())
@@ -255,6 +260,14 @@ class Supervisor:
                 config.replace_secret(context.home, new_secret)
                 settings = replace(settings, secret=new_secret)
             context.config = settings
+
+    def _readable(self) -> tuple[list[str], dict[str, str]]:
+        """Which gates can be read; asked again after a minute, since a battery may need a program to be started."""
+        with self._sampling:
+            if time.monotonic() - self._readable_at > READABLE_S:
+                self._readable_gates = self.context.gates.readable()
+                self._readable_at = time.monotonic()
+            return self._readable_gates
 
     def _engines(self) -> list[pb.EngineFacts]:
         """Facts of every configured engine; one that cannot be asked says why in its help text's place."""

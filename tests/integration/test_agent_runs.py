@@ -15,7 +15,8 @@ pytestmark = pytest.mark.agent
 
 @pytest.fixture
 def phone(tmp_path: Path) -> Iterator[Agent]:
-    with agent(tmp_path, "tok_s=60,load_s=0.05,prefill_s=0.05") as made:
+    (tmp_path / "copies").mkdir()
+    with agent(tmp_path, f"tok_s=60,load_s=0.05,prefill_s=0.05,copy={tmp_path / 'copies'}") as made:
         yield made
 
 
@@ -35,7 +36,9 @@ def test_one_shot_run_is_recorded_whole(phone: Agent) -> None:
     assert stdout.count(b"BMOE_PROGRESS ") == 30
     assert hashlib.sha256(stdout).digest() == ended.stdout_sha256
     directory = Path(started.directory)
-    assert (directory / "stdout").read_bytes() == stdout
+    (copy,) = (phone.home.parent / "copies").glob("*stdout")
+    assert copy.read_bytes() == stdout
+    assert not (directory / "stdout").exists()  # it is in the record, and its room is the next cell's
     assert {item.kind: item.sha256 for item in ended.artifacts} == {
         kind: hashlib.sha256((directory / f"{kind}.csv").read_bytes()).digest() for kind in ("metrics", "route")
     }
@@ -165,6 +168,23 @@ def test_cancelling_a_cell_and_a_plan(phone: Agent) -> None:
     phone.stop()
     outcomes = {name: (end(frames).outcome, end(frames).cause) for name, frames in record(phone).items()}
     assert outcomes == {"first/1": ("aborted", "cancelled"), "second/1": ("aborted", "cancelled")}
+
+
+def test_wake_lock_and_preheat_are_on_record(phone: Agent, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("termux-wake-lock", "termux-wake-unlock"):
+        (tools / name).write_text(f"#!/bin/sh\necho {name} >>{tmp_path}/said\n")
+        (tools / name).chmod(0o755)
+    phone.env["PATH"] = f"{tools}:{phone.env['PATH']}"
+    frames = run_plan(phone, plan([cell("warm", preheat_s=0.5, stop_apps=["com.example.game"]), cell("same")]))[
+        "warm/1"
+    ]
+    notes = {note.code: json.loads(note.facts_json or "{}") for note in of(frames, "note")}
+    assert notes["preheat"]["s"] >= 0.5
+    assert notes["stop_apps"] == {"asked": ["com.example.game"], "done": False}
+    assert "wake_lock" not in notes
+    assert (tmp_path / "said").read_text().split() == ["termux-wake-lock", "termux-wake-unlock"]
 
 
 def test_run_from_the_command_line(phone: Agent) -> None:

@@ -151,9 +151,34 @@ def test_reboot_loses_the_run_and_runs_the_cell_again(phone: Agent, tmp_path: Pa
     assert not lost.HasField("exit_code")
     assert not lost.HasField("signal")
     assert len({frame.segment_opened.boot_id for frame in runs["during/1"] if frame.HasField("segment_opened")}) == 2
-    for name, frames in runs.items():
-        directory = Path(of(frames, "run_started")[0].directory)
-        assert stream(frames, pb.STREAM_STDOUT) == (directory / "stdout").read_bytes(), name
+    # The lost engine was killed between a line and its copy at worst: they differ by less than a line.
+    whole, cut = copies(phone), stream(runs["during/1"], pb.STREAM_STDOUT)
+    assert any(copy.startswith(cut) or cut.startswith(copy) for copy in whole)
+    assert [stream(runs[name], pb.STREAM_STDOUT) in whole for name in ("before/1", "during/2", "after/1")] == [True] * 3
+
+
+def test_a_cell_that_was_waiting_at_its_gate_waits_again(phone: Agent) -> None:
+    never = pb.GateAsk(gate="mem_available_mib", comparison=">=", bound=1e12, timeout_s=600, policy="skip")
+    asked = plan([cell("gated", gates=[never]), cell("next")])
+    phone.start()
+    submit(phone, asked)
+    with client(phone) as connected:
+        wait_for(lambda: [run.cell for run in connected.listing().runs] == ["gated"], "the run's durable start")
+    phone.kill()
+    phone.start()
+    with client(phone) as connected:
+        wait_for(lambda: connected.status().state == "gating", "the gate again")
+        connected.cancel(asked.plan_id, only_current_cell=True)
+    wait_for(lambda: state_of(phone, asked.plan_id) == "done", "the plan's end")
+    phone.stop()
+    runs = record(phone)
+    ends = {name: end(frames) for name, frames in runs.items()}
+    assert {name: (ended.outcome, ended.launched) for name, ended in ends.items()} == {
+        "gated/1": ("lost", False),
+        "gated/2": ("aborted", False),
+        "next/1": ("ok", True),
+    }
+    assert of(runs["gated/2"], "gate")[0].state == "gave_up"
 
 
 def test_plan_goes_on_through_kills_without_repeating_or_skipping(phone: Agent) -> None:
