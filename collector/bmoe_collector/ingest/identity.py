@@ -80,24 +80,22 @@ def absorb(connection: Connection, keep: int, drop: int) -> list[str]:
     """
     dropped = connection.execute(select(RUNS.c.run_id).where(RUNS.c.run_no == drop)).scalar_one()
     come: list[str] = []
-    here = {
-        row.sha256: row
-        for row in connection.execute(select(ARTIFACTS).where(ARTIFACTS.c.run_no == keep, ARTIFACTS.c.sha256 != ""))
-    }
+    mine = select(ARTIFACTS.c.sha256, ARTIFACTS.c.name, ARTIFACTS.c.state).where(ARTIFACTS.c.run_no == keep)
+    here = {str(row.sha256): row for row in connection.execute(mine) if row.sha256}
     for row in connection.execute(select(ARTIFACTS).where(ARTIFACTS.c.run_no == drop)).all():
         known = here.get(row.sha256)
         if known is None:
             continue
         if known.state != "stored" and row.state == "stored":
-            mine = (ARTIFACTS.c.run_no == keep, ARTIFACTS.c.name == known.name)
-            connection.execute(update(ARTIFACTS).where(*mine).values(state="stored", problem=None))
+            place = (ARTIFACTS.c.run_no == keep, ARTIFACTS.c.name == known.name)
+            connection.execute(update(ARTIFACTS).where(*place).values(state="stored", problem=None))
             come.append(known.name)
         connection.execute(delete(ARTIFACTS).where(ARTIFACTS.c.run_no == drop, ARTIFACTS.c.name == row.name))
     for table, key in ((RUN_FILES, "sha256"), (LABELS, "key"), (ARTIFACTS, "name")):
         have = set(connection.execute(select(table.c[key]).where(table.c.run_no == keep)).scalars())
-        for row in connection.execute(select(table).where(table.c.run_no == drop)).mappings():
-            if row[key] not in have:
-                connection.execute(insert(table).values(**{**row, "run_no": keep}))
+        for each in connection.execute(select(table).where(table.c.run_no == drop)).mappings().all():
+            if each[key] not in have:
+                connection.execute(insert(table).values(**{**each, "run_no": keep}))
     connection.execute(update(RUN_ALIASES).where(RUN_ALIASES.c.run_no == drop).values(run_no=keep))
     connection.execute(delete(RUNS).where(RUNS.c.run_no == drop))
     connection.execute(insert(RUN_ALIASES).values(run_id=dropped, run_no=keep))

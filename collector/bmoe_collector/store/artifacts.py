@@ -13,7 +13,7 @@ import io
 import os
 import secrets
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any, Protocol
 
 import fsspec
 import zstandard
@@ -22,6 +22,23 @@ from bmoe_collector.store.engine import Store
 
 CHUNK = 1 << 20
 LEVEL = 9
+
+
+class Readable(Protocol):
+    """What content is read from."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes; none at the end."""
+
+
+class _Stream:
+    """Pieces as something that is read."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+
+    def read(self, _size: int, /) -> bytes:
+        return next((chunk for chunk in self._chunks if chunk), b"")
 
 
 class ArtifactError(Exception):
@@ -59,7 +76,7 @@ class Artifacts:
         with open(path, "rb") as file:
             return self.put_stream(file, sha256)
 
-    def put_stream(self, source: IO[bytes], sha256: str) -> str:
+    def put_stream(self, source: Readable, sha256: str) -> str:
         """Store what a stream holds under its hash; raises ArtifactError when the content is not what the hash says."""
         target = self.path(sha256)
         if self.has(sha256):
@@ -92,6 +109,17 @@ class Artifacts:
             self._forget(place)
             raise
         return sha256
+
+    def put_chunks(self, chunks: Iterator[bytes], sha256: str) -> str:
+        """Store content that comes in pieces; as `put_stream`."""
+        return self.put_stream(_Stream(chunks), sha256)
+
+    def age_s(self, sha256: str, now_ns: int) -> float:
+        """Seconds since an object was written; 0 where the file system does not tell."""
+        try:
+            return now_ns / 1e9 - float(self._fs.modified(self.path(sha256)).timestamp())
+        except (NotImplementedError, FileNotFoundError):
+            return 0.0
 
     def _forget(self, place: str) -> None:
         try:

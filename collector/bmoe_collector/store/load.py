@@ -106,7 +106,7 @@ def load(connection: Connection, run_no: int) -> RunRecord:
         artifacts=[
             ArtifactRecord(each["name"], each["kind"], each["size"], each["sha256"])
             for each in _rows(connection, tables.ARTIFACTS, run_no, "name")
-            if each["state"] == "stored"
+            if each["state"] in ("stored", "archived")
         ],
         sidecar=row["sidecar"] or {},
         observer=row["observer"] or {},
