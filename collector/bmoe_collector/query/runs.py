@@ -1,0 +1,270 @@
+"""Lists of runs: filters that read like the domain in, a page of rows out. One query, and one each for labels and verdicts.
+
+In: a store, a `Selection` and names of columns (query/fields.py). Out: a `Page` whose rows are plain values: numbers,
+text, booleans, None for unmeasured, a list of codes for `verdicts`, a dict for `labels`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
+
+from bmoe_collector.common import UserError
+from bmoe_collector.query.fields import (
+    canonical,
+    compile_where,
+    contains,
+    device,
+    expression,
+    fields,
+    ordering,
+    source,
+)
+from bmoe_collector.query.where import parse
+from bmoe_collector.store.engine import Store
+from bmoe_collector.store.schema import DEVICE_TAGS, LABELS, RUNS, VERDICTS
+
+OUTCOMES = ("started", "ok", "partial", "failed", "killed", "aborted", "skipped", "lost")
+USUAL = ("run_id", "started", "device", "model_name", "cell", "labels", "outcome", "tok_s", "cache_hit_pct", "ttft_s",
+         "verdicts")  # fmt: skip
+"""Columns of a list when none are named."""
+
+_CHUNK = 500  # values of one IN: SQLite's older limit is 999
+_AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(m|min|h|d|w)")
+_UNIT = {"m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which runs; every filter that is given must hold. Text filters look for a part, ASCII letters in any case."""
+
+    model: str | None = None
+    device: str | None = None  # a name, a model, a tag, or the start of an agent's uuid
+    engine: str | None = None  # version or configured name, or the start of the binary's sha256
+    plan: str | None = None  # a name, or the start of an id
+    cell: str | None = None  # the whole name
+    outcomes: Sequence[str] = ()
+    since: str | None = None
+    until: str | None = None
+    where: str | None = None
+    labels: Sequence[str] = ()  # KEY=VALUE, or KEY: has that label
+    verdicts: Sequence[str] = ()  # has every one of them
+    without: Sequence[str] = ()  # has none of them
+    run_ids: Sequence[str] | None = None
+    sort: Sequence[str] = ()  # names; a minus in front: largest first
+    limit: int = 0  # 0: all
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Rows of a list; `more` when the limit cut it."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    more: bool = False
+
+    def dicts(self) -> list[dict[str, Any]]:
+        """One dict a row, by column name."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+def list_runs(store: Store, selection: Selection = Selection(), columns: Sequence[str] = USUAL) -> Page:
+    """The runs of a selection, newest first unless it says otherwise.
+
+    Raises:
+        UserError: a name nobody knows, or a filter that cannot be read.
+    """
+    names = tuple(dict.fromkeys(canonical(name) for name in columns))
+    if not names:
+        raise UserError("a list needs at least one column; `bmoe runs --fields` lists them")
+    query = select(RUNS.c.run_no, *(_column(name) for name in names)).select_from(source())
+    query = query.where(*conditions(selection)).order_by(*_order(selection.sort))
+    if selection.limit:
+        query = query.limit(selection.limit + 1)
+    with store.read() as connection:
+        rows: list[Any] = list(connection.execute(query))
+        more = bool(selection.limit) and len(rows) > selection.limit
+        rows = rows[: selection.limit] if more else rows
+        numbers = [row[0] for row in rows]
+        whole = selection.limit == 0
+        many = {name: _many(connection, name, numbers, whole=whole) for name in names if name in {"labels", "verdicts"}}
+    return Page(names, [_plain_row(names, row, many) for row in rows], more)
+
+
+def _column(name: str) -> ColumnElement[Any]:
+    """What is selected for a name; labels and verdicts are looked up afterwards."""
+    if name == "started":
+        return RUNS.c.started_wall_ns.label("started")
+    if name in {"labels", "verdicts", "verdict"}:
+        return RUNS.c.run_no.label(name)
+    return expression(name)
+
+
+def _plain_row(names: Sequence[str], row: Sequence[Any], many: dict[str, dict[int, Any]]) -> tuple[Any, ...]:
+    values: list[Any] = []
+    for name, value in zip(names, row[1:], strict=True):
+        if name == "labels":
+            values.append(many[name].get(row[0], {}))
+        elif name == "verdicts":
+            values.append(many[name].get(row[0], []))
+        elif name == "started":
+            values.append(utc(value))
+        elif value is not None and name in fields() and fields()[name].kind in {"bool", "int"}:
+            values.append(bool(value) if fields()[name].kind == "bool" else int(value))
+        else:
+            values.append(value)
+    return tuple(values)
+
+
+def utc(wall_ns: int | None) -> str | None:
+    """A wall clock's time in UTC, to the second."""
+    if wall_ns is None:
+        return None
+    return datetime.fromtimestamp(wall_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _many(connection: Connection, name: str, numbers: list[int], *, whole: bool) -> dict[int, Any]:
+    """Labels (dict) or verdict codes (list) of runs, by their number."""
+    found: dict[int, Any] = {}
+    table = LABELS if name == "labels" else VERDICTS
+    query = (
+        select(LABELS.c.run_no, LABELS.c.key, LABELS.c.value).order_by(LABELS.c.run_no)
+        if name == "labels"
+        else select(VERDICTS.c.run_no, VERDICTS.c.code).order_by(VERDICTS.c.run_no, VERDICTS.c.at)
+    )
+    # A list of everything reads the table once; a page asks for its own runs.
+    parts: Iterable[Any] = (
+        [query]
+        if whole and len(numbers) > _CHUNK
+        else [query.where(table.c.run_no.in_(some)) for some in chunks(numbers)]
+    )
+    for part in parts:
+        for row in connection.execute(part):
+            if name == "labels":
+                found.setdefault(row[0], {})[row[1]] = row[2]
+            elif row[1] not in found.setdefault(row[0], []):
+                found[row[0]].append(row[1])
+    if name == "labels":
+        return {number: dict(sorted(labels.items())) for number, labels in found.items()}
+    return found
+
+
+def chunks(values: Sequence[Any], size: int = _CHUNK) -> Iterable[Sequence[Any]]:
+    """Pieces of at most `size`."""
+    return [values[at : at + size] for at in range(0, len(values), size)]
+
+
+def _order(sort: Sequence[str]) -> list[ColumnElement[Any]]:
+    found: list[ColumnElement[Any]] = []
+    for name in sort:
+        downwards = name.startswith("-")
+        column = ordering(name.lstrip("-+"))
+        found.append((column.desc() if downwards else column.asc()).nulls_last())
+    if not sort:
+        found.append(RUNS.c.started_wall_ns.desc().nulls_last())
+    found.append(RUNS.c.run_no.desc())
+    return found
+
+
+def conditions(selection: Selection, now: datetime | None = None) -> list[ColumnElement[bool]]:
+    """The filters as SQL over `source()`."""
+    found: list[ColumnElement[bool]] = []
+    if selection.model:
+        found.append(contains(RUNS.c.model_name, selection.model))
+    if selection.device:
+        found.append(_device(selection.device))
+    if selection.engine:
+        parts = [contains(RUNS.c.engine_version, selection.engine), contains(RUNS.c.engine_name, selection.engine)]
+        found.append(or_(*parts, *_starts(RUNS.c.engine_sha256, selection.engine)))
+    if selection.plan:
+        found.append(or_(contains(RUNS.c.plan_name, selection.plan), *_starts(RUNS.c.plan_id, selection.plan)))
+    if selection.cell:
+        found.append(RUNS.c.cell == selection.cell)
+    if selection.outcomes:
+        found.append(RUNS.c.outcome.in_([_outcome(word) for word in selection.outcomes]))
+    if selection.since:
+        found.append(RUNS.c.started_wall_ns >= moment(selection.since, now, "--since"))
+    if selection.until:
+        found.append(RUNS.c.started_wall_ns < moment(selection.until, now, "--until"))
+    found += [_label(text) for text in selection.labels]
+    found += [_verdict(code) for code in selection.verdicts]
+    found += [~_verdict(code) for code in selection.without]
+    if selection.where is not None:
+        found.append(compile_where(parse(selection.where)))
+    if selection.run_ids is not None:
+        found.append(or_(*(RUNS.c.run_id.in_(some) for some in chunks(list(selection.run_ids) or [""]))))
+    return found
+
+
+def _device(text: str) -> ColumnElement[bool]:
+    tagged = select(DEVICE_TAGS.c.tag).where(DEVICE_TAGS.c.agent_uuid == RUNS.c.agent_uuid, DEVICE_TAGS.c.tag == text)
+    parts = [contains(device(), text), contains(RUNS.c.device_model, text), tagged.exists()]
+    return or_(*parts, *_starts(RUNS.c.agent_uuid, text))
+
+
+def _starts(column: ColumnElement[Any], text: str) -> list[ColumnElement[bool]]:
+    """The column begins with these hex digits, when they are that and at least four."""
+    start = text.lower()
+    if not re.fullmatch(r"[0-9a-f]{4,64}", start):
+        return []
+    return [and_(column >= start, column < start + "g")]
+
+
+def _outcome(word: str) -> str:
+    if word not in OUTCOMES:
+        raise UserError(f"no outcome is called {word!r}: they are {', '.join(OUTCOMES)}")
+    return word
+
+
+def _label(text: str) -> ColumnElement[bool]:
+    key, equals, value = text.partition("=")
+    if not key:
+        raise UserError(f"--label {text}: say KEY=VALUE, or KEY for runs that have that label at all")
+    found = select(LABELS.c.run_no).where(LABELS.c.run_no == RUNS.c.run_no, LABELS.c.key == key)
+    return (found.where(LABELS.c.value == value) if equals else found).exists()
+
+
+def _verdict(code: str) -> ColumnElement[bool]:
+    from bmoe_collector.verdicts import CODES
+
+    if code not in CODES:
+        raise UserError(f"no verdict is called {code!r}: they are {', '.join(CODES)}")
+    return select(VERDICTS.c.run_no).where(VERDICTS.c.run_no == RUNS.c.run_no, VERDICTS.c.code == code).exists()
+
+
+def moment(text: str, now: datetime | None = None, option: str = "--since") -> int:
+    """A time as nanoseconds since 1970: `2d`, `3h`, `45m`, `2w` before now, or an ISO date or time, local without zone.
+
+    Raises:
+        UserError: it is neither.
+    """
+    wanted = text.strip()
+    ago = _AGO.fullmatch(wanted.lower())
+    try:
+        if ago:
+            at = (now or datetime.now(UTC)) - timedelta(**{_UNIT[ago[2]]: float(ago[1])})
+        else:
+            at = datetime.fromisoformat(wanted)
+            at = at.astimezone() if at.tzinfo is None else at
+        return int(at.timestamp()) * 10**9
+    except (ValueError, OverflowError, OSError):
+        raise UserError(
+            f"{option} {text}: say how long ago (45m, 3h, 2d, 2w) or a date: 2026-05-01, 2026-05-01T12:30"
+        ) from None
+
+
+def labels_and_codes(connection: Connection, numbers: list[int]) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Labels and verdict codes of runs by number."""
+    return _many(connection, "labels", numbers, whole=False), _many(connection, "verdicts", numbers, whole=False)
+
+
+def count_runs(store: Store, selection: Selection) -> int:
+    """How many runs a selection has."""
+    with store.read() as connection:
+        query = select(func.count()).select_from(source()).where(*conditions(selection))
+        return int(connection.execute(query).scalar_one())
