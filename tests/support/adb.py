@@ -33,7 +33,7 @@ class AdbServer:
         assert ADB is not None
         self.port = free_even_port()
         self.home = folder / "adb-home"
-        self.home.mkdir()
+        self.home.mkdir(parents=True)
         self.env = {
             **os.environ,
             "HOME": str(self.home),

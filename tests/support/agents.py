@@ -41,7 +41,8 @@ def make_engine(folder: Path, settings: str, name: str = "engine") -> Path:
     """An executable that is the stand-in engine with settings of its own (bmoe_sim's BMOE_SIM)."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
-    path.write_text(f"#!/bin/sh\nBMOE_SIM='{settings}' exec {BIN / 'bmoe-sim'} \"$@\"\n")
+    # a cell's own settings come after the engine's and stand over them
+    path.write_text(f'#!/bin/sh\nBMOE_SIM="{settings}${{BMOE_SIM:+,$BMOE_SIM}}" exec {BIN / "bmoe-sim"} "$@"\n')
     path.chmod(0o755)
     return path
 

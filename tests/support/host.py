@@ -57,7 +57,9 @@ class Host:
 
     def json(self, *arguments: str, stdin: str = "", code: int | None = 0, timeout_s: float = 100) -> Any:
         """The one JSON document a command prints."""
-        return json.loads(self.bmoe(*arguments, "--json", stdin=stdin, code=code, timeout_s=timeout_s).stdout)
+        at = arguments.index("--") if "--" in arguments else len(arguments)
+        words = [*arguments[:at], "--json", *arguments[at:]]
+        return json.loads(self.bmoe(*words, stdin=stdin, code=code, timeout_s=timeout_s).stdout)
 
     def pair(self, agent: Agent, where: str) -> None:
         self.bmoe("pair", where, "--take-over", stdin=agent.secret_hex + "\n")

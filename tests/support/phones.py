@@ -97,7 +97,7 @@ class Phone:
         self.copies.mkdir()
         self.agent = Agent(folder / "home", self.prefix)
         model = make_model(folder / "models")
-        engine = make_engine(folder, f"{settings},copy={self.copies}")
+        engine = make_engine(folder, f"{settings},seed={number + 1},copy={self.copies}")
         self.agent.init(engine, model.parent, f"phone-{number}")
 
     def start_adbd(self) -> None:

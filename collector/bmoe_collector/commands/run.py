@@ -99,7 +99,7 @@ def run(
         )
     if json:
         emit(outcome)
-    elif not detach:
+    elif outcome["runs"]:
         show(store, outcome, db)
     store.close()
     if not outcome["ok"]:

@@ -26,7 +26,8 @@ from bmoe_collector.store.engine import Store
 from bmoe_collector.store.leases import new_holder
 
 LOG = logging.getLogger("bmoe.fleet")
-REACHED = {"ready", "held"}
+AWAY = {"away", "no_agent", "offline", "unauthorized", "silent"}
+PATIENCE = 3
 
 
 @dataclass(slots=True)
@@ -35,6 +36,14 @@ class _Address:
 
     next_try: float = 0.0
     pause_s: float = 1.0
+
+
+def _settled(phone: PhoneNow) -> bool:
+    if phone.state == "ready":
+        return phone.drained
+    if phone.state == "held":
+        return phone.held_alive
+    return phone.state in AWAY or phone.failures >= PATIENCE
 
 
 class Collector:
@@ -116,21 +125,16 @@ class Collector:
     # ------------------------------------------------------------ what to wait for
 
     def drained(self) -> bool:
-        """Whether every phone in reach has nothing more to send now; one that cannot be talked to is not waited for."""
-        phones = self.board.all()
-        waited = [phone for phone in phones if phone.state == "ready" or self._fresh(phone)]
-        return all(phone.drained or phone.state == "held" for phone in waited)
+        """Whether every phone in reach has nothing more to send now.
+
+        One that another living collector holds is that one's; one that failed three times in a row is not waited for.
+        """
+        return all(_settled(phone) for phone in self.board.all())
 
     def idle(self) -> bool:
         """Whether every phone in reach is drained and runs nothing."""
-        return self.drained() and all(
-            phone.doing in {"", "idle"} for phone in self.board.all() if phone.state in REACHED
-        )
-
-    @staticmethod
-    def _fresh(phone: PhoneNow) -> bool:
-        """Nothing is known of it yet: neither an answer nor a failure."""
-        return phone.state == "away" and phone.reconnects == 0 and phone.where != ""
+        busy = [phone for phone in self.board.all() if phone.state == "ready" and phone.doing not in {"", "idle"}]
+        return self.drained() and not busy
 
     # ------------------------------------------------------------ looking
 
@@ -158,7 +162,7 @@ class Collector:
         """A phone adb still lists has a better word than `away`."""
         where = self.board.get(uuid).where
         for sighting in sightings:
-            if sighting.where == where and sighting.state in {"no_agent", "offline", "unauthorized", "silent"}:
+            if sighting.where == where and sighting.state in AWAY:
                 self.board.update(uuid, state=sighting.state, detail=sighting.detail, drained=False)
 
     def _drainer(self, uuid: bytes, first: Sighting) -> Drainer:

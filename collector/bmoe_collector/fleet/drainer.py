@@ -103,6 +103,7 @@ class Drainer(threading.Thread):
         self._stopped = threading.Event()
         self._client: calls.AgentClient | None = None
         self._lease: leases.Lease | None = None
+        self._held: leases.Lease | None = None  # somebody else's, as seen last
         self._lease_until = 0.0  # monotonic; ours only before it
         self._heard = 0.0  # monotonic
         self._busy = False  # committing: silence is ours, not the phone's
@@ -144,7 +145,8 @@ class Drainer(threading.Thread):
                 self._routes_changed.clear()
                 got_data = False
                 if not self._routes:
-                    self._board.update(self.uuid, state="away", detail="", drained=False)
+                    if self._board.get(self.uuid).state in {"new", "ready", "held", "frozen", "database"}:
+                        self._board.update(self.uuid, state="away", detail="", drained=False)
                     self._give_back()
                     self._routes_changed.wait(self._timers.look_s)
                     continue
@@ -206,6 +208,8 @@ class Drainer(threading.Thread):
             detail="",
             doing=status.state,
             backlog_bytes=status.backlog_bytes,
+            held_alive=False,
+            failures=0,
             problems=tuple(problems),
         )
         for problem in problems:
@@ -282,7 +286,13 @@ class Drainer(threading.Thread):
             state, detail = state_of(error)
         before = self._board.get(self.uuid)
         self._board.update(
-            self.uuid, where=route.where, state=state, detail=detail, drained=False, reconnects=before.reconnects + 1
+            self.uuid,
+            where=route.where,
+            state=state,
+            detail=detail,
+            drained=False,
+            reconnects=before.reconnects + 1,
+            failures=before.failures + 1,
         )
         if (state, detail) != self._told:
             self._told = (state, detail)
@@ -313,7 +323,17 @@ class Drainer(threading.Thread):
         self._lease = lease
         if lease is None:
             held = leases.holder_of(self._store, f"phone:{self.uuid.hex()}")
-            self._board.update(self.uuid, state="held", detail=held.holder if held else "", drained=False)
+            # one who renews is alive; one who was killed lets it run out, and this host takes over
+            alive = held is not None and self._held is not None and held != self._held
+            self._held = held or self._held
+            before = self._board.get(self.uuid)
+            self._board.update(
+                self.uuid,
+                state="held",
+                detail=held.holder if held else "",
+                drained=False,
+                held_alive=alive or (before.state == "held" and before.held_alive),
+            )
             self._lease_until = 0.0
             return False
         self._lease_until = asked + self._timers.lease_s

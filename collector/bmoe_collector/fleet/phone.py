@@ -15,17 +15,19 @@ class PhoneNow:
     uuid: str
     name: str = ""
     where: str = ""
-    state: str = "away"  # bmoe_collector.reach.states.ADVICE
+    state: str = "new"  # bmoe_collector.reach.states.ADVICE
     detail: str = ""
     doing: str = ""  # the agent's own state: "idle", "measuring", ...
     backlog_bytes: int | None = None
     drained: bool = False
+    held_alive: bool = False  # another collector holds it and was seen to renew its lease
     last_heard_wall_s: float | None = None
     batches: int = 0
     bytes: int = 0
     runs_ended: int = 0
     artifacts: int = 0
     reconnects: int = 0
+    failures: int = 0  # in a row, since it last answered
     problems: tuple[str, ...] = field(default=())
 
     def as_dict(self) -> dict[str, Any]:

@@ -16,6 +16,11 @@ from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_collector.common import UserError
 
+REFERENCE_PROMPT = (
+    "Write a long detailed essay about the history of computing including its origins its key milestones the people "
+    "involved and the future directions of the field"
+)
+"""What is asked when nothing is said: the community protocol's (generations.md)."""
 ARTIFACTS = ("metrics", "route", "compute", "compute_layers", "io")
 
 
@@ -41,7 +46,7 @@ def plan_of(asked: Single) -> pb.Plan:
     """The plan of one cell. One prompt is a one-shot, several are the turns of a session. Raises `UserError`."""
     if not asked.model:
         raise UserError("--model: which model? A name inside the phone's model directories (`bmoe devices` lists them)")
-    prompts = list(asked.prompts)
+    prompts = list(asked.prompts) or [REFERENCE_PROMPT.encode()]
     cell = pb.Cell(
         name=asked.name or asked.model,
         engine=asked.engine,

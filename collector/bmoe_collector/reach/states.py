@@ -16,6 +16,8 @@ from bmoe_collector.reach.adb import AdbError
 ADVICE = {
     "ready": "",
     "reachable": "",
+    "new": "",
+    "database": "`bmoe db check`",
     "held": "another collector drains it",
     "away": "connect it, or switch adb over Wi-Fi on",
     "no_agent": "start the agent on the phone: `bmoe-agent serve`",
