@@ -332,3 +332,26 @@ def test_report_mode_line_tells_streaming_without_argv_or_preamble():
 
 def test_old_alias_of_the_dense_policy():
     assert derive(replace(with_argv("--no-warm-dense"), preamble={})).config.dense_weights == "mmap"
+
+
+def test_a_session_is_known_by_its_turns_where_there_is_only_the_csv():
+    two = Rows({"turn": [0, 0, 1, 1], "step": [1, 2, 1, 2], "wall_ms": [10.0] * 4})
+    ends = tuple(
+        turn(at, tokens=2, text=b"", summary={"s_tok": 0.01, "load_s": 1.0, "prefill_s": 0.5}) for at in range(2)
+    )
+    record = RunRecord(run=run(argv=[]), csv=two, turns=ends)
+    found = facts(record)
+    assert found["session"] is True
+    assert found["ttft_s"] == 0.5
+    assert found["tok_s"] == pytest.approx(100.0)
+
+
+def test_session_counters_since_the_load_are_not_added_up():
+    rising = tuple(turn(at, summary=summary(evictions=count)) for at, count in enumerate((13, 36, 59)))
+    falling = tuple(turn(at, summary=summary(evictions=count)) for at, count in enumerate((13, 36, 5)))
+    assert facts(clean(turns=rising))["evictions"] == 59
+    assert facts(clean(turns=falling))["evictions"] == 54
+
+
+def test_counts_beyond_64_bits_are_damage():
+    assert facts(clean(csv=rows(2, read_bytes=[2**63, 1])))["read_bytes"] is None

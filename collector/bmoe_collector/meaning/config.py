@@ -111,7 +111,7 @@ def config_of(record: RunRecord) -> Config:
     seed = value("seed", "--seed", default=RANDOM_SEED)
     return Config(
         version=version,
-        session="--session" in flags or bool(record.ready),
+        session="--session" in flags or bool(record.ready) or len(set(record.csv.get("turn"))) > 1,
         streaming=streaming,
         streaming_asked="--moe-stream" in flags,
         overlap=overlap,

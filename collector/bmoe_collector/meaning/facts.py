@@ -15,6 +15,9 @@ from bmoe_collector.meaning.derive import Derived, derive
 from bmoe_collector.meaning.memory import difference, last_look
 from bmoe_collector.record import RunRecord
 
+LIMIT = 1 << 63
+"""A count beyond 64 bits is damage in a file, and no database takes it."""
+
 Getter = Callable[[RunRecord, Derived], Any]
 
 
@@ -221,7 +224,8 @@ def _plain(value: Any, kind: str) -> Any:
     if value is None:
         return None
     if kind == "int":
-        return int(value)
+        whole = int(value)
+        return whole if -LIMIT <= whole < LIMIT else None
     if kind == "bool":
         return bool(value)
     if kind == "str":

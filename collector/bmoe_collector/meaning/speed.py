@@ -51,6 +51,8 @@ def turn_speed(
     """One turn: its end record, all rows with the indices of the turn's own, its decodes and its token count."""
     tokens = count if count is not None else (len(at) or None)
     told = number(summary.get("tok_s"))
+    if told is None:
+        told = ratio(1.0, summary.get("s_tok"))
     wall_ms = total(group.wall_ms for group in decodes)
     source = "engine"
     if told is None or told <= 0:

@@ -55,6 +55,8 @@ def configuration(record: RunRecord, derived: Derived, width: int) -> Renderable
     )
     reads = words.NOTHING if config.overlap is None else "overlap" if config.overlap else "serial"
     direct = words.NOTHING if config.o_direct is None else "achieved" if config.o_direct else "not achieved"
+    if config.o_direct and "darwin" in str(record.run.get("device")).lower():
+        direct = "uncached descriptor"  # what o_direct=1 means on a Mac (contract, "Run-parameter preamble")
     pairs = [
         ("mode", mode),
         ("cache", cache),

@@ -59,9 +59,8 @@ def _faults_by_samples(case: Case) -> float | None:
 def reclaimed(case: Case) -> Iterator[Verdict]:
     """`rss_anon_mib` falling while `cache_budget_mib` stands: the kernel is taking the cache."""
     rows = case.derived.rows
-    anon = rows.get("rss_anon_mib") if "rss_anon_mib" in rows.columns else []
-    budgets = rows.get("cache_budget_mib") if "cache_budget_mib" in rows.columns else [None] * len(anon)
-    fall = _deepest_fall(anon, budgets)
+    anon = rows.get("rss_anon_mib")
+    fall = _deepest_fall(anon, rows.get("cache_budget_mib"))
     source = "rss_anon_mib"
     if not known(anon) and (window := _window(case)) is not None:
         inside = [
