@@ -171,8 +171,8 @@ def _import(store: Store, artifacts: Artifacts, each: Group, labels: dict[str, s
         added = [file for file in full if _add(connection, run_no, file)]
         put_labels(connection, run_no, labels, "user", force=True)
         if added or not found:
-            put_labels(connection, run_no, names.of(each), "file name")
             _rows(connection, artifacts, run_no)
+            put_labels(connection, run_no, names.of(each), "file name")
         run = connection.execute(select(RUNS).where(RUNS.c.run_no == run_no)).mappings().one()
     return Imported(
         run=run_id,
