@@ -154,8 +154,10 @@ def _take_over(context: Context, summary: RunSummary, cancelled: Callable[[], st
         writer.append("launched", message, now)
         _restore_sensors(live, started)
     else:
-        live.abandoned = live.status is None and not same_boot
-        why = "the phone restarted" if not same_boot else "its engine is gone"
+        # Nobody is left to ask after a restart; nor is there when the agent died before it launched anything.
+        live.abandoned = live.status is None and not (same_boot and live.launched)
+        gone = "its engine is gone" if live.launched else "nothing had been launched"
+        why = gone if same_boot else "the phone restarted"
         live.note("closed_from_disk", f"{why}; the run is closed from what is on disk")
     writer.flush()
     return live
