@@ -86,7 +86,7 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
 def bar(part: float | None, whole: float | None, width: int = 30) -> str:
     """A bar as long as the part is of the whole; over the whole it ends in an arrow, because nothing is rescaled."""
-    if part is None or not whole or whole <= 0:
+    if part is None or part <= 0 or not whole or whole <= 0:
         return ""
     length = part / whole * width
     if length > width:
