@@ -168,7 +168,7 @@ def test_a_cell_that_was_waiting_at_its_gate_waits_again(phone: Agent) -> None:
     phone.kill()
     phone.start()
     with client(phone) as connected:
-        wait_for(lambda: connected.status().state == "gating", "the gate again")
+        wait_for(lambda: len(connected.listing().runs) == 2, "the second run's durable start")
         connected.cancel(asked.plan_id, only_current_cell=True)
     wait_for(lambda: state_of(phone, asked.plan_id) == "done", "the plan's end")
     phone.stop()
@@ -179,7 +179,7 @@ def test_a_cell_that_was_waiting_at_its_gate_waits_again(phone: Agent) -> None:
         "gated/2": ("aborted", False),
         "next/1": ("ok", True),
     }
-    assert of(runs["gated/2"], "gate")[0].state == "gave_up"
+    assert "cancelled" in [note.code for note in of(runs["gated/2"], "note")]
 
 
 def test_plan_goes_on_through_kills_without_repeating_or_skipping(phone: Agent) -> None:
