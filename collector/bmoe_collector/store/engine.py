@@ -26,7 +26,7 @@ from sqlalchemy.exc import DBAPIError
 
 from bmoe_collector.store import schema
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest migration; a test compares it with the folder's."""
 
 

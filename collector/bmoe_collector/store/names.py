@@ -44,11 +44,22 @@ SAMPLE_COLUMNS: dict[str, str] = {
 """Values of samples that lists and charts ask for; names of `bmoe_proto.kernel`."""
 
 FACT_COLUMNS: dict[str, str] = {
-    **_all("int", "n_tokens n_turns read_bytes evictions rereads experts_routed experts_dropped"),
+    **_all(
+        "int",
+        "n_tokens n_turns n_prompt warmup_tokens experts_routed experts_dropped experts_substituted evictions rereads"
+        " read_bytes prefetched_experts prefetched_useful n_predict",
+    ),
     **_all(
         "float",
-        "tok_s effective_tok_s s_tok ttft_s prefill_tps load_s prefill_s cache_hit_pct read_mib_tok majflt_tok"
-        " cpu_s_tok stall_s_tok mgmt_s_tok rss_peak_mib",
+        "tok_s effective_tok_s drafting_tok_s s_tok loop_overhead_s_tok ttft_s load_s prefill_s prefill_tps"
+        " token_ms_median token_ms_p5 token_ms_p95 steady_tok_s bar_cpu_s_tok bar_flash_s_tok bar_mgmt_s_tok"
+        " bar_unattributed_s_tok prefill_bar_cpu_s prefill_bar_flash_s prefill_bar_mgmt_s cpu_s_tok io_s_tok stall_s_tok"
+        " mgmt_s_tok compute_residual_s_tok drain_s_tok adopt_s_tok occupancy cpu_busy cache_hit_pct drop_rate"
+        " substitution_rate reroute_rate active_experts read_mib_tok faulted_mib_tok majflt_tok cache_budget_mib"
+        " cache_resident_mib token_demand_mib acceptance amortisation coverage rss_peak_mib rss_anon_peak_mib"
+        " swap_peak_mib mem_available_min_mib dense_resident_frac resident_fraction resident_fraction_error"
+        " resident_dense_fraction resident_expert_fraction entry_cpu_temp_c entry_clock_cap entry_mem_available_mib"
+        " entry_swap_used_mib entry_battery_pct exit_cpu_temp_c exit_clock_cap swapped_in_pages",
     ),
     **_all("str", "text_sha256 stall_meaning"),
 }

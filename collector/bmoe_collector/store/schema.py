@@ -145,6 +145,7 @@ RUNS = Table(
     Index(None, "engine_version"),
     Index(None, "plan_id", "cell"),
     Index(None, "outcome"),
+    Index(None, "stored_wall_ns"),
     comment="One engine process each: who, what, when, how it ended.",
 )
 
@@ -387,6 +388,7 @@ ARTIFACTS = Table(
     Column("state", String(12), nullable=False),  # "stored", "awaited", "given_up", "removed"
     Column("problem", Text),
     Index(None, "sha256"),
+    Index(None, "state"),
     comment="Files of a run, in the artifact store by their sha256.",
 )
 
