@@ -107,6 +107,13 @@ NAMES: tuple[Name, ...] = (
     Name("battery_saver", "", "dumpsys power", "low power mode"),
     Name("doze", "", "dumpsys deviceidle", "deep doze state"),
     Name("doze_light", "", "dumpsys deviceidle", "light doze state"),
+    Name(
+        "foreign_cpu_share",
+        "cores",
+        "proc/*/stat",
+        "CPU of the busiest process that is neither the engine nor ours, since the sample before",
+    ),
+    Name("foreign_process", "", "proc/*/stat", "the command of that process"),
     Name("cpuset_*", "", "dev/cpuset", "CPUs of a cpuset by its name, where adb's shell can read it"),
 )
 
