@@ -71,6 +71,15 @@ def test_compute_rising_while_active_experts_fall_flags_the_narrow_cells_and_not
     assert "contaminated" in {verdict.code for verdict in judge(folder[2], folder)}
 
 
+def test_cpu_rising_while_active_experts_fall_where_the_residual_hides_it():
+    wide, narrow = cell(0, width=8), cell(1, width=6)
+    end = summary(tok_s=10.0, compute_s_tok=0.05, cpu_s_tok=0.2)
+    narrow = replace(narrow, csv=rows(cpu_ms=200.0), turns=(turn(summary=end),))
+    found = flagged([wide, narrow])
+    assert list(found) == [1]
+    assert found[1].startswith("CPU 0.2000 s/token")
+
+
 def test_compute_falling_with_the_experts_is_as_it_should_be():
     assert (
         flagged([cell(0, width=8, compute_s=0.05), cell(1, width=6, compute_s=0.041), cell(2, width=4, compute_s=0.03)])

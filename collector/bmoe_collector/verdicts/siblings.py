@@ -145,24 +145,30 @@ def _faults(me: Sibling, others: Sequence[Sibling]) -> Iterator[str]:
         yield f"{mine:.1f} major faults per token against {least:.1f} of {_name(who)}"
 
 
+_COMPUTE = (
+    ("compute residual", "compute_residual_s_tok", ("threads", "overlap", "streaming", "spec")),
+    # The I/O lanes' CPU is in it, so what is read must be comparable too.
+    ("CPU", "cpu_s_tok", ("threads", "overlap", "streaming", "spec", "cache_mb", "dense_weights")),
+)
+
+
 def _compute(me: Sibling, others: Sequence[Sibling]) -> Iterator[str]:
-    mine, width = number(me.facts.get("compute_residual_s_tok")), number(me.facts.get("active_experts"))
-    if mine is None or not width:
+    width = number(me.facts.get("active_experts"))
+    if not width:
         return
-    wider: dict[float, list[float]] = {}
-    for other in others:
-        alike = all(me.facts.get(key) == other.facts.get(key) for key in ("threads", "overlap", "streaming", "spec"))
-        theirs, their_width = (number(other.facts.get(key)) for key in ("compute_residual_s_tok", "active_experts"))
-        if alike and theirs is not None and their_width and their_width * (1 - FEWER_EXPERTS) > width:
-            wider.setdefault(round(their_width, 3), []).append(theirs)
-    for their_width, costs in sorted(wider.items()):
-        level = median(costs)
-        if level is not None and mine > level * (1 + COMPUTE_MARGIN):
-            yield (
-                f"compute residual {mine:.4f} s/token with {width:g} active experts against {level:.4f} "
-                f"with {their_width:g}"
-            )
-            return
+    for what, fact, same in _COMPUTE:
+        mine = number(me.facts.get(fact))
+        wider: dict[float, list[float]] = {}
+        for other in others:
+            theirs, their_width = number(other.facts.get(fact)), number(other.facts.get("active_experts"))
+            alike = all(me.facts.get(key) == other.facts.get(key) for key in same)
+            if alike and theirs and their_width and their_width * (1 - FEWER_EXPERTS) > width:
+                wider.setdefault(round(their_width, 3), []).append(theirs)
+        for their_width, costs in sorted(wider.items()):
+            level = median(costs)
+            if mine is not None and level is not None and mine > level * (1 + COMPUTE_MARGIN):
+                yield f"{what} {mine:.4f} s/token with {width:g} active experts against {level:.4f} with {their_width:g}"
+                return
 
 
 def _equal_work(me: Sibling, other: Sibling) -> bool:
