@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 
 import pytest
 from bmoe_proto.contract import stdout
@@ -400,3 +401,29 @@ def test_any_split_gives_the_same_events_and_no_line_is_lost(parts, rng: random.
         told = len(whole) + sum(event.text.count(b"\n") + 1 + event.complete for event in answers)
         assert lines <= told <= lines + len(answers)  # an empty block may have had no line at all
         assert len({event.line for event in whole}) == len(whole)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'BMOE_LOAD {"a":' + b'"\\' * 100000,
+        b'BMOE_LOAD {"a":' + b'""' * 100000,
+        b'BMOE_LOAD {"a":"' + b"\\ud800" * 50000 + b'"}',
+        delta(b"a") + b"=== answer ===\nzz\n" + PERF * 5000,
+        b"=== answer ===\nzz\n" + PERF * 5000,
+        delta(b"a") + b"=== answer ===\n" * 20000,
+        PERF + b"moe-predict: the control is below 100%\n" + b" 1" * 100000,
+        PERF + b"generation: " + b"1" * 200000 + b" tokens",
+    ],
+)
+def test_nothing_takes_time_by_its_square(data):
+    start = time.process_time()
+    assert parse(data)
+    assert time.process_time() - start < 10  # well under a second; minutes if it were
+
+
+def test_lines_that_drip_in():
+    parser = StdoutParser()
+    for _ in range(20000):
+        assert parser.feed(b"x" * 10) == []
+    assert len(parser.close()) == 1

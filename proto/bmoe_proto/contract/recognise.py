@@ -70,8 +70,9 @@ def recognise(data: bytes) -> Kind:
 def _end(data: bytes) -> bytes:
     """The last bytes as UTF-8, in a file whose first bytes tell its encoding."""
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        tail = data[-(ENOUGH - ENOUGH % 2) - len(data) % 2 :]
-        return to_utf8(data[:2] + tail)[0]
+        # Where a unit begins is not known when only the ends of a file are at hand: the reading with lines in it is right.
+        readings = [to_utf8(data[:2] + data[at:])[0] for at in (-ENOUGH, 1 - ENOUGH)]
+        return max(readings, key=lambda text: text.count(b"\n"))
     return data[-ENOUGH:]
 
 

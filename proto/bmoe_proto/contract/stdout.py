@@ -317,7 +317,7 @@ class StdoutParser:
     def _progress(self, line: int, found: dict[str, Any]) -> Progress:
         delta_text = take_text(found, "delta_text")
         delta_reasoning = take_text(found, "delta_reasoning")
-        reset = found.pop("reset", None) is not None
+        reset = bool(found.pop("reset", 0))
         if delta_text is None and delta_reasoning is None and ("text" in found or "reasoning" in found):
             return self._cumulative_progress(line, found)
         values = self._shapes.check(found)

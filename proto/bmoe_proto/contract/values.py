@@ -19,7 +19,8 @@ from bmoe_proto.contract.text import readable_str
 
 INF = math.inf
 INT64 = 1 << 63
-_NOT_JSON = re.compile(r'"(?:[^"\\]|\\.)*"|[-+]?\b(?:nan|inf|infinity)\b', re.IGNORECASE | re.DOTALL)
+# A string without an end is taken whole, so that a line of nothing but quotes is gone through once.
+_NOT_JSON = re.compile(r'"(?:[^"\\]|\\.)*"?|[-+]?\b(?:nan|inf|infinity)\b', re.IGNORECASE | re.DOTALL)
 _decode_json = json.JSONDecoder(strict=False, parse_constant=lambda _: None).raw_decode
 
 
