@@ -16,9 +16,10 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from bmoe_proto.contract import columns as contract
-from sqlalchemy import Connection, Table, text
+from sqlalchemy import BigInteger, ColumnElement, Connection, Integer, Table, cast, literal_column, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 
 from bmoe_collector.store import names, schema
@@ -84,64 +85,66 @@ def _whole(sql: str) -> str:
 
 
 def _runs() -> View:
-    from bmoe_collector.query.fields import RUN_FIELDS, device, expression, fields
+    from bmoe_collector.query.fields import RUN_FIELDS, device, expression, fields, source
 
     columns = list(_RUN)
-    selected: dict[str, list[str]] = {dialect: ["runs.run_no", "runs.run_id"] for dialect in DIALECTS}
+    selected: dict[str, list[ColumnElement[Any]]] = {
+        dialect: [schema.RUNS.c.run_no, schema.RUNS.c.run_id] for dialect in DIALECTS
+    }
 
-    def add(column: ViewColumn, sql: Mapping[str, str]) -> None:
+    def add(column: ViewColumn, *made: ColumnElement[Any]) -> None:
+        """One expression for both databases, or one each."""
         columns.append(column)
-        for dialect in DIALECTS:
-            selected[dialect].append(f"{sql[dialect]} AS {_quoted(column.name)}")
+        for dialect, each in zip(DIALECTS, made * (2 // len(made)), strict=True):
+            selected[dialect].append(each.label(column.name))
 
     for name, field in fields().items():
         if name in {"run_id", "started", "labels", "verdicts"}:
             continue
-        labelled = device().label(name) if name == "device" else expression(name)
-        inner = getattr(labelled, "element", labelled)
-        sql = {
-            dialect: str(inner.compile(dialect=made.dialect(), compile_kwargs={"literal_binds": True}))
-            for dialect, made in (("sqlite", sqlite), ("postgresql", postgresql))
-        }
+        labelled = device() if name == "device" else expression(name)
+        inner: ColumnElement[Any] = getattr(labelled, "element", labelled)
         if field.kind == "bool" and name in RUN_FIELDS:
-            sql = {dialect: _whole(told) for dialect, told in sql.items()}
-        if field.kind in {"int", "bool"} and field.source == "fact":
-            sql = {dialect: f"CAST({told} AS BIGINT)" for dialect, told in sql.items()}
-        add(ViewColumn(name, field.kind, field.unit, field.doc), sql)
+            inner = cast(inner, Integer)
+        elif field.kind in {"int", "bool"} and field.source == "fact":
+            inner = cast(inner, BigInteger)
+        add(ViewColumn(name, field.kind, field.unit, field.doc), inner)
     add(
         _C("started_utc", "str", "", "start, YYYY-MM-DD HH:MM:SS"),
-        {
-            "sqlite": "datetime(runs.started_wall_ns / 1000000000, 'unixepoch')",
-            "postgresql": "to_char(to_timestamp(runs.started_wall_ns / 1000000000) AT TIME ZONE 'UTC',"
-            " 'YYYY-MM-DD HH24:MI:SS')",
-        },
+        literal_column("datetime(runs.started_wall_ns / 1000000000, 'unixepoch')"),
+        literal_column(
+            "to_char(to_timestamp(runs.started_wall_ns / 1000000000) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')"
+        ),
+    )
+    listed = "FROM (SELECT v.code, v.at FROM verdicts v WHERE v.run_no = runs.run_no ORDER BY v.at) AS listed"
+    add(
+        _C("verdicts", "str", "", "codes, gravest first, a space between; null without one"),
+        literal_column(f"(SELECT group_concat(code, ' ') {listed})"),
+        literal_column(f"(SELECT string_agg(code, ' ' ORDER BY at) {listed})"),
     )
     gravest = (
         "(SELECT CASE MAX(CASE v.severity WHEN 'fail' THEN 3 WHEN 'warn' THEN 2 ELSE 1 END) WHEN 3 THEN 'fail'"
         " WHEN 2 THEN 'warn' WHEN 1 THEN 'info' END FROM verdicts v WHERE v.run_no = runs.run_no)"
     )
-    listed = "FROM (SELECT v.code, v.at FROM verdicts v WHERE v.run_no = runs.run_no ORDER BY v.at) AS listed"
+    add(_C("severity", "str", "", "gravest verdict: fail, warn, info; null without one"), literal_column(gravest))
+    add(_C("argv", "str", "", "the engine's argv, JSON"), literal_column(_text("runs.argv")))
     add(
-        _C("verdicts", "str", "", "codes, gravest first, a space between; null without one"),
-        {
-            "sqlite": f"(SELECT group_concat(code, ' ') {listed})",
-            "postgresql": f"(SELECT string_agg(code, ' ' ORDER BY at) {listed})",
-        },
+        _C("completeness", "str", "", "reasons, frame and gap counts, JSON"), literal_column(_text("runs.completeness"))
     )
-    add(_C("severity", "str", "", "gravest verdict: fail, warn, info; null without one"), _same(gravest))
-    add(_C("argv", "str", "", "the engine's argv, JSON"), _same(_text("runs.argv")))
-    add(_C("completeness", "str", "", "reasons, frame and gap counts, JSON"), _same(_text("runs.completeness")))
-    add(_C("stored_wall_ns", "int", "ns", "first stored here"), _same("runs.stored_wall_ns"))
-    add(_C("changed_wall_ns", "int", "ns", "last changed here"), _same("runs.changed_wall_ns"))
-    source = (
-        " FROM runs LEFT JOIN configs ON configs.run_no = runs.run_no"
-        " LEFT JOIN run_facts ON run_facts.run_no = runs.run_no"
-    )
+    add(_C("stored_wall_ns", "int", "ns", "first stored here"), schema.RUNS.c.stored_wall_ns)
+    add(_C("changed_wall_ns", "int", "ns", "last changed here"), schema.RUNS.c.changed_wall_ns)
+    made: dict[str, Any] = {"sqlite": sqlite.dialect(), "postgresql": postgresql.dialect()}  # type: ignore[no-untyped-call]
     return View(
         "v_runs",
         "One row a run: who, what, when, how it ended; its configuration (keys of the preamble) and derived facts.",
         tuple(columns),
-        {dialect: "SELECT " + ", ".join(selected[dialect]) + source for dialect in DIALECTS},
+        {
+            name: str(
+                select(*selected[name])
+                .select_from(source())
+                .compile(dialect=made[name], compile_kwargs={"literal_binds": True})
+            )
+            for name in DIALECTS
+        },
     )
 
 
