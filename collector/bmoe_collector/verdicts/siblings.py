@@ -29,7 +29,8 @@ FAULT_FACTOR = 10.0
 FAULT_FLOOR = 0.5
 """Below half a fault per token a rate is as good as none; ten times it is still single digits."""
 COMPUTE_MARGIN = 0.05
-FEWER_EXPERTS = 0.02
+"""Beyond it, and with this much fewer experts, noise between two runs is no explanation."""
+FEWER_EXPERTS = 0.10
 EQUAL_BYTES = 0.005
 EQUAL_HIT_POINTS = 0.2
 USUAL_SPREAD = 0.05
