@@ -38,13 +38,14 @@ _SCRIPT = """\
 cd "$1" || exit 125
 shift
 trap : HUP INT TERM
-sh -c 'read -r stat </proc/self/stat; echo "$$ $stat" 1<>pid; exec "$@" >stdout 2>stderr' engine "$@"
+sh -c 'read -r stat </proc/self/stat; exec >stdout 2>stderr; echo "$$ $stat" 1<>pid; exec "$@"' engine "$@"
 status=$?
 echo "exit $status" 1<>status
 """
 _PASSED_ON = ("PATH", "HOME", "TMPDIR", "PREFIX", "ANDROID_ROOT", "ANDROID_DATA")
 _REFUSED_VARIABLES = {"LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "ENV", "BASH_ENV", "IFS", "PATH"}
 _PID_DEADLINE_S = 20.0
+_EXEC_DEADLINE_S = 1.0
 
 
 class LaunchError(Exception):
@@ -164,7 +165,26 @@ def launch(argv: Sequence[bytes], environment: Mapping[str, str], directory: Pat
             raise LaunchError("launch_failed", f"no engine after {_PID_DEADLINE_S:.0f} s; the launcher was ended")
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, 0.05)
+    _await_exec(process, directory)
     return Launched(process, launcher, launcher.stdin)
+
+
+def _await_exec(process: Process, directory: Path) -> None:
+    """Wait until the shell has become the engine: files of /proc opened before that would be about the shell's memory.
+
+    Its name in stat changes with exec; an engine that is called like the shell costs the whole short wait.
+    """
+    before = _name(_first_line(directory / "pid"))
+    deadline = time.monotonic() + _EXEC_DEADLINE_S
+    while time.monotonic() < deadline and alive(process):
+        with contextlib.suppress(OSError):
+            if _name((PROC / str(process.pid) / "stat").read_bytes()) != before:
+                return
+        time.sleep(0.001)
+
+
+def _name(stat: bytes) -> bytes:
+    return stat.partition(b"(")[2].rpartition(b")")[0]
 
 
 def read_pid(directory: Path) -> Process | None:
