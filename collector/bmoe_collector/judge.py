@@ -101,6 +101,8 @@ def _regroup(store: Store, run_ids: Sequence[str]) -> None:
 
 
 def _replace(connection: Connection, run_no: int, verdicts: Sequence[Verdict]) -> None:
+    # Two collectors may judge one group at the same moment: the second waits for the first and replaces what it wrote.
+    connection.execute(select(RUNS.c.run_no).where(RUNS.c.run_no == run_no).with_for_update())
     connection.execute(delete(VERDICTS).where(VERDICTS.c.run_no == run_no))
     rows = [{"run_no": run_no, "at": at, **verdict.to_json()} for at, verdict in enumerate(verdicts)]
     if rows:

@@ -48,7 +48,7 @@ def document(
         "config": dict(record.preamble),
         "turns": [turn_object(turn) for turn in record.turns],
         "report": [
-            {"name": line.name, "facts": dict(line.facts), "text": line.text, "turn": line.turn}
+            {"event": "report", "name": line.name, "facts": dict(line.facts), "text": line.text, "turn": line.turn}
             for line in record.report
         ],
         "artifacts": [
