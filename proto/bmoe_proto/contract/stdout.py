@@ -46,6 +46,8 @@ MAX_LINE = 64 << 20
 _PROGRESS = b"BMOE_PROGRESS "
 _ANSWER_BANNER = b"=== answer ==="
 _PERF_BANNER = b"=== perf ==="
+# What engines print before every token that read experts: as common as progress lines, so read without JSON.
+_LOAD = re.compile(rb'BMOE_LOAD \{"mb":(\d+\.\d+),"ms":(\d+\.\d+)\}\r?')
 _TAG = re.compile(rb"BMOE_([A-Z]+) ")
 _MOST_TRIES = 64  # how often a block is compared with what it should be like before that is left to its end
 
@@ -228,6 +230,9 @@ class StdoutParser:
                 out.append(self._progress(self._line, json_object(line, 14)))
             except (ValueError, RecursionError):
                 out.append(Other(self._line, line.removesuffix(b"\r")))
+        elif (load := _LOAD.fullmatch(line)) is not None:
+            self._in_report = False
+            out.append(Load(self._line, {"mb": float(load[1]), "ms": float(load[2])}, self._turn))
         else:
             out.extend(self._unhurried(line, ended))
 
