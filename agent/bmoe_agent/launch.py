@@ -302,7 +302,7 @@ def find_engines(paths: Sequence[Path], home: Path, proc: Path = PROC) -> list[t
             command = (directory / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        candidates = [os.fsdecode(argument) for argument in command[:3] if argument.startswith(b"/")]
+        candidates = [os.fsdecode(argument) for argument in command[:8] if argument.startswith(b"/")]
         with contextlib.suppress(OSError):
             candidates.insert(0, os.readlink(directory / "exe"))
         working = ""
