@@ -157,7 +157,7 @@ def foreign_load(case: Case) -> Iterator[Verdict]:
     seen: list[tuple[float, str]] = []
     for sample in case.record.samples:
         share = number(sample.values.get("foreign_cpu_share"))
-        if share is not None:
+        if share is not None and _during(case, sample):
             seen.append((share, str(sample.values.get("foreign_process") or "another process")))
     for note in case.record.notes:
         share = number(note.facts.get("share")) if note.code == "foreign_load" else None
@@ -168,6 +168,13 @@ def foreign_load(case: Case) -> Iterator[Verdict]:
         share, process = max(over)
         often = f", and {len(over) - 1} more readings above {FOREIGN_SHARE:.0%}" if len(over) > 1 else ""
         yield warn("foreign_load", f"{process} took {share:.0%} of a core{often}")
+
+
+def _during(case: Case, sample: SampleRecord) -> bool:
+    """Whether most of what a share covers (the time since the sample before) lies between launch and end."""
+    begin, end = case.record.run.get("launched_boot_ns"), case.record.run.get("ended_boot_ns")
+    middle = sample.boot_ns - (number(sample.values.get("foreign_window_s")) or 0.0) * 0.5e9
+    return (begin is None or middle >= begin) and (end is None or middle <= end)
 
 
 def not_awake(case: Case) -> Iterator[Verdict]:

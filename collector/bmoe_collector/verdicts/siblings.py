@@ -16,7 +16,7 @@ unfinished, warm-ups) are no reference for anybody.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from bmoe_proto.contract.flags import read_argv
@@ -54,52 +54,29 @@ SAME = (
 """Facts that make two runs one configuration; `cache_mb` apart under `auto`, where the engine sizes it."""
 
 
+Sign = tuple[str, str]
+"""A run's id and what speaks against it."""
+
+
 def contaminated(me: Sibling, siblings: Sequence[Sibling]) -> list[Verdict]:
     """The verdict on `me` among its siblings, with every sign in its evidence."""
     others = [sibling for sibling in siblings if sibling.run_id != me.run_id]
-    return contaminated_among([me, *others], only=me.run_id).get(me.run_id, [])
+    return contaminated_among([me, *others]).get(me.run_id, [])
 
 
-def contaminated_among(group: Sequence[Sibling], *, only: str | None = None) -> dict[str, list[Verdict]]:
-    """The verdicts of a whole group (or of one of it) by run id; runs without one are left out."""
-    found: dict[str, list[Verdict]] = {}
-    fit = [one for one in group if not one.codes & NO_REFERENCE and not one.run.get("unmeasured")]
-    drifts: dict[str, str] = {}
-    for family in _families(fit):
-        drifts.update(_drift(family))
-    for me in fit:
-        if only is not None and me.run_id != only:
-            continue
-        others = [other for other in fit if other is not me and _related(me, other)]
-        signs = [*_faults(me, others), *_compute(me, others), *_time(me, others)]
-        if me.run_id in drifts:
-            signs.append(drifts[me.run_id])
-        signs.extend(_entry(me, others))
-        if signs:
-            found[me.run_id] = [fail("contaminated", "; ".join(signs))]
-    return found
-
-
-def _related(me: Sibling, other: Sibling) -> bool:
-    """Same model, same phone, both real or both simulated, as far as both know."""
-    return bool(me.run.get("simulated")) == bool(other.run.get("simulated")) and all(
-        _same(me.run, other.run, name) for name in ("agent_uuid", "model_identity")
-    )
-
-
-def _families(group: Sequence[Sibling]) -> Iterator[list[Sibling]]:
-    """Runs whose order means something: of one phone, one model and one plan (or of none)."""
+def contaminated_among(group: Sequence[Sibling]) -> dict[str, list[Verdict]]:
+    """The verdicts of a whole group by run id; runs without one are left out."""
     families: dict[Any, list[Sibling]] = {}
     for one in group:
-        run = one.run
-        key = (run.get("agent_uuid"), run.get("model_identity"), bool(run.get("simulated")), run.get("plan_id"))
-        families.setdefault(key, []).append(one)
-    yield from families.values()
-
-
-def _same(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> bool:
-    """True unless both know it and differ."""
-    return mine.get(name) is None or theirs.get(name) is None or mine[name] == theirs[name]
+        if not one.codes & NO_REFERENCE and not one.run.get("unmeasured"):
+            kind = (one.run.get("agent_uuid"), one.run.get("model_identity"), bool(one.run.get("simulated")))
+            families.setdefault(kind, []).append(one)
+    signs: dict[str, list[str]] = {}
+    for family in families.values():
+        for rule in RULES:
+            for run_id, sign in rule(family):
+                signs.setdefault(run_id, []).append(sign)
+    return {run_id: [fail("contaminated", "; ".join(found))] for run_id, found in signs.items()}
 
 
 def _name(sibling: Sibling) -> str:
@@ -130,20 +107,28 @@ def configuration(sibling: Sibling) -> tuple[Any, ...]:
     )
 
 
-def _faults(me: Sibling, others: Sequence[Sibling]) -> Iterator[str]:
-    mine = number(me.facts.get("majflt_tok"))
-    if mine is None:
-        return
+def _by(family: Sequence[Sibling], *names: str) -> Iterable[list[Sibling]]:
+    """The family split by facts that must be equal for a comparison to mean something."""
+    parts: dict[Any, list[Sibling]] = {}
+    for one in family:
+        parts.setdefault(tuple(one.facts.get(name) for name in names), []).append(one)
+    return parts.values()
+
+
+def _known(family: Sequence[Sibling], fact: str) -> list[tuple[float, Sibling]]:
+    return [(value, one) for one in family if (value := number(one.facts.get(fact))) is not None]
+
+
+def _faults(family: Sequence[Sibling]) -> Iterator[Sign]:
     # Another policy for the dense weights faults by design.
-    alike = [
-        other for other in others if all(me.facts.get(k) == other.facts.get(k) for k in ("dense_weights", "streaming"))
-    ]
-    rates = [(rate, other) for other in alike if (rate := number(other.facts.get("majflt_tok"))) is not None]
-    if not rates:
-        return
-    least, who = min(rates, key=lambda pair: pair[0])
-    if mine >= FAULT_FACTOR * max(least, FAULT_FLOOR):
-        yield f"{mine:.1f} major faults per token against {least:.1f} of {_name(who)}"
+    for alike in _by(family, "dense_weights", "streaming"):
+        rates = _known(alike, "majflt_tok")
+        if len(rates) < 2:
+            continue
+        least, who = min(rates, key=lambda pair: pair[0])
+        for mine, one in rates:
+            if mine >= FAULT_FACTOR * max(least, FAULT_FLOOR):
+                yield one.run_id, f"{mine:.1f} major faults per token against {least:.1f} of {_name(who)}"
 
 
 _COMPUTE = (
@@ -153,58 +138,69 @@ _COMPUTE = (
 )
 
 
-def _compute(me: Sibling, others: Sequence[Sibling]) -> Iterator[str]:
-    width = number(me.facts.get("active_experts"))
-    if not width:
-        return
+def _compute(family: Sequence[Sibling]) -> Iterator[Sign]:
+    told: set[str] = set()
     for what, fact, same in _COMPUTE:
-        mine = number(me.facts.get(fact))
-        wider: dict[float, list[float]] = {}
-        for other in others:
-            theirs, their_width = number(other.facts.get(fact)), number(other.facts.get("active_experts"))
-            alike = all(me.facts.get(key) == other.facts.get(key) for key in same)
-            if alike and theirs and their_width and their_width * (1 - FEWER_EXPERTS) > width:
-                wider.setdefault(round(their_width, 3), []).append(theirs)
-        for their_width, costs in sorted(wider.items()):
-            level = median(costs)
-            if mine is not None and level is not None and mine > level * (1 + COMPUTE_MARGIN):
-                yield f"{what} {mine:.4f} s/token with {width:g} active experts against {level:.4f} with {their_width:g}"
-                return
+        for alike in _by(family, *same):
+            costs: dict[float, list[float]] = {}
+            for cost, one in _known(alike, fact):
+                if cost > 0 and (width := number(one.facts.get("active_experts"))):
+                    costs.setdefault(round(width, 3), []).append(cost)
+            levels = {width: median(values) or 0.0 for width, values in sorted(costs.items())}
+            for mine, one in _known(alike, fact):
+                own = number(one.facts.get("active_experts"))
+                for width, level in levels.items():
+                    if not own or own > width * (1 - FEWER_EXPERTS) or one.run_id in told:
+                        continue
+                    if mine > level * (1 + COMPUTE_MARGIN):
+                        told.add(one.run_id)
+                        yield (
+                            one.run_id,
+                            f"{what} {mine:.4f} s/token with {own:g} active experts against {level:.4f} with {width:g}",
+                        )
 
 
 def _equal_work(me: Sibling, other: Sibling) -> bool:
     """Equal bytes read and equal hit rate, as far as both know them; equal unknowns are not equal work."""
-    bytes_of = [number(one.facts.get("read_mib_tok")) for one in (me, other)]
-    hits = [number(one.facts.get("cache_hit_pct")) for one in (me, other)]
-    mine, theirs = bytes_of
+    mine, theirs = (number(one.facts.get("read_mib_tok")) for one in (me, other))
     if mine is None or theirs is None or abs(mine - theirs) > EQUAL_BYTES * max(mine, theirs):
         return False
-    if (hits[0] is None) != (hits[1] is None):
-        return False
-    return hits[0] is None or hits[1] is None or abs(hits[0] - hits[1]) <= EQUAL_HIT_POINTS
+    hit, their_hit = (number(one.facts.get("cache_hit_pct")) for one in (me, other))
+    if hit is None or their_hit is None:
+        return hit is their_hit
+    return abs(hit - their_hit) <= EQUAL_HIT_POINTS
 
 
-def _time(me: Sibling, others: Sequence[Sibling]) -> Iterator[str]:
-    mine = number(me.facts.get("s_tok"))
-    if mine is None:
-        return
-    key = configuration(me)
-    times = known(
-        other.facts.get("s_tok") for other in others if configuration(other) == key and _equal_work(me, other)
-    )
-    level, noise = median(times), spread(times)
-    if len(times) < 2 or not level or noise is None:
-        return
-    if len(times) == 2:
-        noise = abs(times[0] - times[1]) / 1.128  # a range of two, as a standard deviation
-    usual, n = USUAL_SPREAD * level, len(times)
-    noise = math.sqrt((USUAL_WEIGHT * usual**2 + (n - 1) * noise**2) / (USUAL_WEIGHT + n - 1))
-    # The median of n is itself known to 1.25 standard deviations / sqrt(n).
-    if mine > max(level + BEYOND * noise * math.sqrt(1 + 1.57 / n), *times):
-        yield (
-            f"{mine:.4f} s/token against {level:.4f} (spread {noise:.4f}) of {len(times)} siblings of the same "
-            f"configuration with equal bytes and hit rate"
-        )
+def _cells(family: Sequence[Sibling]) -> Iterable[list[Sibling]]:
+    """Runs of one configuration."""
+    cells: dict[tuple[Any, ...], list[Sibling]] = {}
+    for one in family:
+        cells.setdefault(configuration(one), []).append(one)
+    return cells.values()
+
+
+def _time(family: Sequence[Sibling]) -> Iterator[Sign]:
+    for cell in _cells(family):
+        if len(cell) < 3:
+            continue
+        for mine, me in _known(cell, "s_tok"):
+            times = known(other.facts.get("s_tok") for other in cell if other is not me and _equal_work(me, other))
+            level, noise = median(times), spread(times)
+            if len(times) < 2 or not level or noise is None or mine <= level:
+                continue
+            if len(times) == 2:
+                noise = abs(times[0] - times[1]) / 1.128  # a range of two, as a standard deviation
+            usual, n = USUAL_SPREAD * level, len(times)
+            noise = math.sqrt((USUAL_WEIGHT * usual**2 + (n - 1) * noise**2) / (USUAL_WEIGHT + n - 1))
+            # The median of n is itself known to 1.25 standard deviations / sqrt(n).
+            if mine > max(level + BEYOND * noise * math.sqrt(1 + 1.57 / n), *times):
+                yield (
+                    me.run_id,
+                    (
+                        f"{mine:.4f} s/token against {level:.4f} (spread {noise:.4f}) of {n} siblings of the same "
+                        f"configuration with equal bytes and hit rate"
+                    ),
+                )
 
 
 def _position(sibling: Sibling) -> tuple[float, float] | None:
@@ -217,10 +213,18 @@ def _position(sibling: Sibling) -> tuple[float, float] | None:
     return None if start is None else (start, 0.0)
 
 
-def _drift(family: Sequence[Sibling]) -> dict[str, str]:
-    """Evidence by run id for the runs that a drift with the order made slower."""
-    cells: dict[tuple[Any, ...], list[tuple[tuple[float, float], float, str]]] = {}
+def _drift(family: Sequence[Sibling]) -> Iterator[Sign]:
+    """The runs that a drift with the order made slower; order means something within one plan (or outside any)."""
+    plans: dict[Any, list[Sibling]] = {}
     for one in family:
+        plans.setdefault(one.run.get("plan_id"), []).append(one)
+    for runs in plans.values():
+        yield from _drift_of(runs)
+
+
+def _drift_of(runs: Sequence[Sibling]) -> Iterator[Sign]:
+    cells: dict[tuple[Any, ...], list[tuple[tuple[float, float], float, str]]] = {}
+    for one in runs:
         place, time = _position(one), number(one.facts.get("s_tok"))
         if place is not None and time:
             cells.setdefault(configuration(one), []).append((place, time, one.run_id))
@@ -236,35 +240,45 @@ def _drift(family: Sequence[Sibling]) -> dict[str, str]:
         variance += len(times) * (len(times) - 1) * (2 * len(times) + 5) / 18
         points.extend((place, time / level, run_id) for place, time, run_id in cell)
     if len(points) < DRIFT_RUNS or not variance:
-        return {}
+        return
     z = (score - math.copysign(1, score)) / math.sqrt(variance) if score else 0.0
     if abs(z) < DRIFT_Z:
-        return {}
+        return
     points.sort()
     third = max(len(points) // 3, 1)
     early, late = (median(time for _, time, _ in part) or 1.0 for part in (points[:third], points[-third:]))
     fresh, growth = min(early, late), max(early, late) / min(early, late) - 1
     if growth < DRIFT_SIZE:
-        return {}
+        return
     way = "slower" if late > early else "faster"
-    return {
-        run_id: f"{len(points)} runs grow {way} with their position in the order ({growth:.0%}, z = {z:.1f}), "
-        f"this one is {own / fresh - 1:.0%} slower than their best part"
-        for _, own, run_id in points
-        if own > fresh * (1 + DRIFT_FLAGGED)
-    }
+    for _, own, run_id in points:
+        if own > fresh * (1 + DRIFT_FLAGGED):
+            yield (
+                run_id,
+                (
+                    f"{len(points)} runs grow {way} with their position in the order ({growth:.0%}, z = {z:.1f}), this one "
+                    f"is {own / fresh - 1:.0%} slower than their best part"
+                ),
+            )
 
 
-def _entry(me: Sibling, others: Sequence[Sibling]) -> Iterator[str]:
-    def compare(name: str) -> tuple[float, float] | None:
-        mine = number(me.facts.get(name))
-        theirs = known(other.facts.get(name) for other in others)
-        level = median(theirs)
-        return None if mine is None or level is None or len(theirs) < 2 else (mine, level)
+_ENTRY: tuple[tuple[str, Callable[[float, float], bool], str], ...] = (
+    ("entry_cpu_temp_c", lambda mine, level: mine >= level + HOTTER_C, "at {:.0f} °C"),
+    ("entry_clock_cap", lambda mine, level: mine <= level - LOWER_CAP, "with the clock capped at {:.0%}"),
+    ("entry_mem_available_mib", lambda mine, level: mine <= level * (1 - LESS_MEMORY), "with {:.0f} MiB available"),
+)
 
-    if (pair := compare("entry_cpu_temp_c")) and pair[0] >= pair[1] + HOTTER_C:
-        yield f"entered at {pair[0]:.0f} °C against the siblings' {pair[1]:.0f}"
-    if (pair := compare("entry_clock_cap")) and pair[0] <= pair[1] - LOWER_CAP:
-        yield f"entered with the clock capped at {pair[0]:.0%} against the siblings' {pair[1]:.0%}"
-    if (pair := compare("entry_mem_available_mib")) and pair[0] <= pair[1] * (1 - LESS_MEMORY):
-        yield f"entered with {pair[0]:.0f} MiB available against the siblings' {pair[1]:.0f}"
+
+def _entry(family: Sequence[Sibling]) -> Iterator[Sign]:
+    for fact, worse, words in _ENTRY:
+        states = _known(family, fact)
+        level = median(value for value, _ in states)
+        if level is None or len(states) < 3:
+            continue
+        shown = words.split("{")[1]
+        for mine, one in states:
+            if worse(mine, level):
+                yield one.run_id, f"entered {words.format(mine)} against the siblings' {('{' + shown).format(level)}"
+
+
+RULES: tuple[Callable[[Sequence[Sibling]], Iterator[Sign]], ...] = (_faults, _compute, _time, _drift, _entry)
