@@ -1,6 +1,7 @@
 """What every test shares: captures of real engines, hypothesis' pace, and reruns where real processes are started."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,18 @@ else:
 
 HERE = Path(__file__).resolve().parent
 REAL_PROCESSES = {"integration", "e2e", "faults", "browser"}
-collect_ignore: list[str] = []
+HOST_IS_HERE = find_spec("typer") is not None and find_spec("sqlalchemy") is not None
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "flaky(reruns): run again on failure (pytest-rerunfailures, where installed)")
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out modules of the host's part where only the agent's base install is, as on a phone."""
+    if HOST_IS_HERE or collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    return True if b"mark.agent" not in collection_path.read_bytes() else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -37,6 +37,9 @@ def test_two_phones_run_and_are_drained_at_once(two: Shelf, host: Host) -> None:
         assert (row["outcome"], row["n_tokens"], row["simulated"]) == ("ok", 40, 1)
         kinds = host.rows("select kind from artifacts where run_no = ? order by kind", row["run_no"])
         assert [kind["kind"] for kind in kinds] == ["io", "metrics", "route", "stderr", "stdout"]
+    watched = {phone["phone"]: phone for phone in host.json("watch", "--once")["phones"]}
+    assert {line["state"] for line in watched.values()} == {"ready"}
+    assert all(line["mem_available_mib"] > 0 for line in watched.values())
     again = host.json("collect", "--once")
     assert [phone["batches"] for phone in again["phones"]] == [0, 0]
     check_no_forwards(two)

@@ -3,7 +3,7 @@
 #   venv        python3-venv
 #   services    adb, a real adbd (unpacked beside the repository, not installed), PostgreSQL, Chromium, iproute2
 #   java        a Java runtime for Spark
-#   shellcheck  ShellCheck, then runs it over every *.sh here
+#   `shellcheck`  installs it, then runs it over every *.sh here
 # Without root or elsewhere than on Debian it says what is missing and why, and ends with 0: the tests that need
 # it then skip with their own reason.
 set -euo pipefail
@@ -32,10 +32,10 @@ install() {  # packages
         install "${wanted[@]}" >/dev/null || say "installing ${wanted[*]} failed; what needs it is skipped"
 }
 
-[[ -r /etc/debian_version ]] && command -v apt-get >/dev/null || {
+if [[ ! -r /etc/debian_version ]] || ! command -v apt-get >/dev/null; then
     say "not Debian: nothing installed; what needs adb, adbd, PostgreSQL or Chromium is skipped unless it is there"
-    [[ ${1:-} == shellcheck ]] && command -v shellcheck >/dev/null || exit 0
-}
+    if [[ ${1:-} != shellcheck ]] || ! command -v shellcheck >/dev/null; then exit 0; fi
+fi
 
 case ${1:-} in
 venv)

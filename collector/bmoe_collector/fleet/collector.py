@@ -18,7 +18,7 @@ from bmoe_proto import calls
 
 from bmoe_collector.fleet import queue
 from bmoe_collector.fleet.drainer import Drainer, Timers
-from bmoe_collector.fleet.phone import PhoneBoard, PhoneNow
+from bmoe_collector.fleet.phone import AWAY, PhoneBoard, PhoneNow
 from bmoe_collector.ingest.ingestor import Ingestor
 from bmoe_collector.reach.adb import ADDRESS, AdbError
 from bmoe_collector.reach.routes import Reach, Sighting, best_routes
@@ -26,7 +26,6 @@ from bmoe_collector.store.engine import Store
 from bmoe_collector.store.leases import new_holder
 
 LOG = logging.getLogger("bmoe.fleet")
-AWAY = {"away", "no_agent", "offline", "unauthorized", "silent"}
 PATIENCE = 3
 
 
@@ -43,7 +42,7 @@ def _settled(phone: PhoneNow) -> bool:
         return phone.drained
     if phone.state == "held":
         return phone.held_alive
-    return phone.state in AWAY or phone.failures >= PATIENCE
+    return (phone.state in AWAY and not phone.failures) or phone.failures >= PATIENCE
 
 
 class Collector:
@@ -163,7 +162,7 @@ class Collector:
         where = self.board.get(uuid).where
         for sighting in sightings:
             if sighting.where == where and sighting.state in AWAY:
-                self.board.update(uuid, state=sighting.state, detail=sighting.detail, drained=False)
+                self.board.update(uuid, state=sighting.state, detail=sighting.detail, drained=False, failures=0)
 
     def _drainer(self, uuid: bytes, first: Sighting) -> Drainer:
         drainer = self._drainers.get(uuid)

@@ -23,7 +23,7 @@ from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_collector.common import BmoeError
 from bmoe_collector.fleet.files import FileFetcher
-from bmoe_collector.fleet.phone import PhoneBoard
+from bmoe_collector.fleet.phone import AWAY, PhoneBoard
 from bmoe_collector.ingest.ingestor import IngestError, Ingestor
 from bmoe_collector.reach.routes import Reach, Sighting
 from bmoe_collector.reach.states import ClockSeen, state_of, storage_problem
@@ -145,8 +145,9 @@ class Drainer(threading.Thread):
                 self._routes_changed.clear()
                 got_data = False
                 if not self._routes:
-                    if self._board.get(self.uuid).state in {"new", "ready", "held", "frozen", "database"}:
-                        self._board.update(self.uuid, state="away", detail="", drained=False)
+                    before = self._board.get(self.uuid)
+                    if before.state not in AWAY or before.failures:
+                        self._board.update(self.uuid, state="away", detail="", drained=False, failures=0)
                     self._give_back()
                     self._routes_changed.wait(self._timers.look_s)
                     continue

@@ -7,6 +7,9 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+AWAY = frozenset({"away", "no_agent", "offline", "unauthorized", "silent"})
+"""States in which there is no way to the phone's agent, when no attempt to take one has failed."""
+
 
 @dataclass(frozen=True, slots=True)
 class PhoneNow:
