@@ -6,6 +6,7 @@ field is replaced whole under one lock, so a reader sees one moment.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -19,6 +20,8 @@ from bmoe_agent import config as configuration
 from bmoe_agent.gates import Gates
 from bmoe_agent.roots import Roots
 from bmoe_agent.spool import Spool
+
+log = logging.getLogger("bmoe_agent")
 
 TREE_VARIABLE = "BMOE_AGENT_TREE"
 """A laid tree of some other device's /proc and /sys to sense instead of this machine's; such runs are simulated."""
@@ -89,6 +92,8 @@ class Context:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _wakes: int = 0
+    config_lock: threading.Lock = field(default_factory=threading.Lock)  # who replaces `config` holds it
+    _config_stamp: int = 0
 
     @property
     def home(self) -> Path:
@@ -124,6 +129,17 @@ class Context:
         with self._wake:
             self._wakes += 1
             self._wake.notify_all()
+
+    def refresh_config(self) -> None:
+        """Take up what was written to config.toml since; what cannot be read leaves things as they are."""
+        with self.config_lock:
+            try:
+                stamp = (self.home / "config.toml").stat().st_mtime_ns
+                if stamp != self._config_stamp:
+                    self.config = configuration.load(self.home)
+                    self._config_stamp = stamp
+            except (OSError, configuration.ConfigError) as error:
+                log.warning("config.toml is not taken up: %s", error)
 
     @property
     def wakes(self) -> int:

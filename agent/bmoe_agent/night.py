@@ -115,6 +115,7 @@ class Night:
         reply.refused.extend(self.problems(plan))
         if reply.refused:
             return reply
+        self._context.refresh_config()
         reply.warnings.extend(self.warnings(plan))
         with self._lock:
             number = max((item.number for item in self._plans), default=0) + 1
@@ -244,6 +245,7 @@ class Night:
                 self._after(item, ended)
 
     def _one(self, item: Queued, cell: pb.Cell, attempt: int) -> None:
+        self._context.refresh_config()
         held = self._wake_lock.acquire()
         with self._lock:
             self._cancel = ""

@@ -13,12 +13,13 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from typing import Literal
 
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_agent import launch
-from bmoe_agent.phase import Event
+from bmoe_agent.phase import Event, Phase
 from bmoe_agent.runner_live import AgentStopping, Live, log
 from bmoe_agent.watchdog import Bounds, Progress, Verdict, Watchdog
 
@@ -27,7 +28,8 @@ OBSERVER_NS = 30_000_000_000
 WATCHDOG_NS = 1_000_000_000
 BATTERY_NS = 20_000_000_000
 STATUS_WAIT_NS = 10_000_000_000
-_WATCHDOG_PHASE: dict[str, Literal["load", "prefill", "decode", "idle"]] = {
+WatchdogPhase = Literal["load", "prefill", "decode", "idle"]
+_WATCHDOG_PHASE: Mapping[Phase, WatchdogPhase] = {
     "load": "load",
     "ready": "idle",
     "prefill": "prefill",
@@ -250,7 +252,7 @@ class Watch:
             values["charging"] = self._gates.read("charging").value
         charging = values.get("charging")
         return Progress(
-            phase=_WATCHDOG_PHASE.get(live.phases.phase, "load"),
+            phase=self._phase(),
             bytes_out=(live.stdout.size if live.stdout else 0) + (live.stderr.size if live.stderr else 0),
             tokens=live.phases.tokens,
             cpu_s=cpu_s,
@@ -260,6 +262,17 @@ class Watch:
             charging=None if charging is None else charging > 0,
             free_bytes=live.context.free_bytes() if bounds.min_free_bytes is not None else None,
         )
+
+    def _phase(self) -> WatchdogPhase:
+        """The phase as the watchdog bounds it: only an engine that nobody has asked for anything may idle for ever."""
+        live = self._live
+        phase = _WATCHDOG_PHASE[live.phases.phase]
+        if phase == "idle" and live.session is not None:
+            if live.session.current is not None:
+                return "prefill"  # asked, and not begun
+            if live.session.closed or live.stdin < 0:
+                return "decode"  # told to end, and still here
+        return phase
 
     def _has_ended(self, now: int) -> bool:
         """Whether the engine is gone. Its launcher is given time to write the status."""

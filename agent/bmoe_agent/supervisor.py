@@ -92,7 +92,6 @@ class Supervisor:
         settings = self.context.config
         self.night = Night(self.context)
         self._engine_facts: dict[str, pb.EngineFacts] = {}
-        self._rotating = threading.Lock()
         self._sampling = threading.Lock()
         self._sampler: Sampler | None = None
         self._readable_gates: tuple[list[str], dict[str, str]] = ([], {})
@@ -249,7 +248,7 @@ class Supervisor:
         if keep_for_store and len(keep_for_store) != 16:
             raise RefusedError("a store's id has 16 bytes")
         context = self.context
-        with self._rotating:
+        with context.config_lock:
             settings = context.config
             if keep_for_store or forget:
                 kept = b"" if forget else keep_for_store or b""

@@ -13,6 +13,16 @@ from support.agents import Agent, agent, wait_for
 pytestmark = pytest.mark.agent
 
 
+# Loads, and never answers a request.
+DEAF_ENGINE = """#!/bin/sh
+case "$1" in
+    --version) echo 'bmoe-cli 0.24.0-simulator' ;;
+    --help) echo '-m --model --session --csv' ;;
+    *) echo 'BMOE_READY {"load_s":0.1}'; exec sleep 600 ;;
+esac
+"""
+
+
 @pytest.fixture
 def phone(tmp_path: Path) -> Iterator[Agent]:
     (tmp_path / "copies").mkdir()
@@ -88,12 +98,17 @@ def test_every_cause_of_death_is_told_apart_and_the_next_cell_runs(tmp_path: Pat
         )
         library.chmod(0o755)
         phone.run("init", "--engine", f"unlinked={library}")
+        deaf = phone.home.parent / "deaf"
+        deaf.write_text(DEAF_ENGINE)
+        deaf.chmod(0o755)
+        phone.run("init", "--engine", f"deaf={deaf}")
         cells = [cell(name, engine=name) for name in faults]
         for one in cells:
             one.watchdog.decode_s = 1.5
             one.watchdog.grace_s = 1
         cells += [
             cell("linker", engine="unlinked"),
+            cell("deaf", engine="deaf", turns=[pb.Turn(prompt="x")], watchdog=pb.WatchdogAsk(prefill_s=1.5)),
             cell("no_engine", engine="absent"),
             cell("no_model", model="absent"),
             cell("bad_flag", flags=["--no-such-flag"]),
@@ -111,6 +126,7 @@ def test_every_cause_of_death_is_told_apart_and_the_next_cell_runs(tmp_path: Pat
     assert of(runs["hang/1"], "watchdog")[0].rule == "decode"
     assert (found["linker"].outcome, found["linker"].cause) == ("failed", "linker")
     assert "libc++_shared.so" in " ".join(found["linker"].evidence)
+    assert (found["deaf"].cause, found["deaf"].turns_sent, found["deaf"].turns_ended) == ("watchdog:prefill", 1, 0)
     assert (found["no_engine"].outcome, found["no_engine"].launched) == ("failed", False)
     assert (found["no_model"].cause, found["bad_flag"].cause) == ("refused:model", "refused:flags")
     assert (found["config"].outcome, found["config"].cause, found["config"].exit_code) == ("failed", "refused:flags", 1)
