@@ -27,7 +27,7 @@ from bmoe_agent.runner_live import AgentStopping, Ended, Live, effective_samplin
 from bmoe_agent.runner_watch import Watch
 from bmoe_agent.sampling import Observer, Sampler
 from bmoe_agent.session import Session
-from bmoe_agent.spool import RunSummary
+from bmoe_agent.spool import RunSummary, RunWriter
 from bmoe_agent.tail import CHUNK_BYTES, Chunk, Tail
 
 
@@ -118,11 +118,27 @@ def adopt_all(
 
 
 def _take_over(context: Context, summary: RunSummary, cancelled: Callable[[], str]) -> Live:
-    record = Record()
-    for frame in context.spool.frames(summary.run_id):
-        record.take(frame)
-    started = record.started or pb.RunStarted()
+    # Opened first: that cuts a torn tail and puts damage aside, so that what is read then is whole blocks.
     writer = context.spool.open_run(summary.run_id)
+    try:
+        record = _read(context, summary.run_id)
+        return _restored(context, summary, record, writer, cancelled)
+    except BaseException:
+        writer.seal()
+        raise
+
+
+def _read(context: Context, run_id: bytes) -> Record:
+    record = Record()
+    for frame in context.spool.frames(run_id):
+        record.take(frame)
+    return record
+
+
+def _restored(
+    context: Context, summary: RunSummary, record: Record, writer: RunWriter, cancelled: Callable[[], str]
+) -> Live:
+    started = record.started or pb.RunStarted()
     now = context.clock.boot_ns()
     live = Live(
         context=context,

@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -212,6 +215,21 @@ def test_run_from_the_command_line(phone: Agent) -> None:
     refused = phone.run("run", "--model", "tiny", "--", "--csv", "/tmp/elsewhere.csv", check=False)
     assert refused.returncode == 3
     assert "--csv is the agent's to give" in refused.stderr
+
+
+def test_interrupting_a_run_leaves_nothing_running_and_nothing_half_written(phone: Agent) -> None:
+    command = [sys.executable, "-c", "from bmoe_agent.cli import main; raise SystemExit(main())"]
+    running = subprocess.Popen(
+        [*command, "run", "--model", "tiny", "-n", "1500"], env=phone.env, stderr=subprocess.PIPE
+    )
+    wait_for(lambda: len(phone.engines()) == 2, "the engine and its launcher")
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 3
+    assert b"interrupted" in said
+    assert not phone.engines()
+    ended = end(record(phone)["run/1"])
+    assert (ended.outcome, ended.cause) == ("aborted", "cancelled")
 
 
 def test_a_second_agent_on_a_home_says_so(phone: Agent) -> None:
