@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, or_, select
 
 from bmoe_collector.common import UserError
 from bmoe_collector.query.fields import (
@@ -60,6 +60,9 @@ class Selection:
     limit: int = 0  # 0: all
 
 
+EVERYTHING = Selection()
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """Rows of a list; `more` when the limit cut it."""
@@ -73,7 +76,7 @@ class Page:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
-def list_runs(store: Store, selection: Selection = Selection(), columns: Sequence[str] = USUAL) -> Page:
+def list_runs(store: Store, selection: Selection = EVERYTHING, columns: Sequence[str] = USUAL) -> Page:
     """The runs of a selection, newest first unless it says otherwise.
 
     Raises:
@@ -256,15 +259,3 @@ def moment(text: str, now: datetime | None = None, option: str = "--since") -> i
         raise UserError(
             f"{option} {text}: say how long ago (45m, 3h, 2d, 2w) or a date: 2026-05-01, 2026-05-01T12:30"
         ) from None
-
-
-def labels_and_codes(connection: Connection, numbers: list[int]) -> tuple[dict[int, Any], dict[int, Any]]:
-    """Labels and verdict codes of runs by number."""
-    return _many(connection, "labels", numbers, whole=False), _many(connection, "verdicts", numbers, whole=False)
-
-
-def count_runs(store: Store, selection: Selection) -> int:
-    """How many runs a selection has."""
-    with store.read() as connection:
-        query = select(func.count()).select_from(source()).where(*conditions(selection))
-        return int(connection.execute(query).scalar_one())
