@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "unpair": ("pairing", "forget a phone's secret, here and as the store it keeps records for"),
     "rotate": ("pairing", "give a phone a new secret"),
     "devices": ("devices", "phones: what adb sees, what their agents say; names and tags"),
+    "plan": ("planning", "check a plan file, show its cells, list shipped plans"),
     "run": ("run", "submit a benchmark or a plan to phones and follow it"),
     "queue": ("queue", "plans waiting for phones that are away"),
     "cancel": ("queue", "stop what a phone runs, or take back a plan"),
