@@ -58,6 +58,8 @@ def end_facts(live: Live) -> EndFacts:
     """What was observed of this run's end."""
     status, phases, session = live.status, live.phases, live.session
     asked = live.command.tokens_asked if live.command.tokens_asked is not None else phases.steps_asked
+    if session is not None and "cancelled" in session.states:
+        asked = None  # a turn cut short on purpose has no number of tokens to fall short of
     clean = status is not None and status.code == 0
     return EndFacts(
         launched=live.launched,

@@ -95,7 +95,8 @@ _NO_MEMORY = re.compile(
 )
 _NO_SPACE = re.compile(rb"No space left on device|ENOSPC")
 _FLAGS = re.compile(
-    rb"(?im)^.*(config error:|unknown (argument|flag|option)|unrecogni[sz]ed (argument|flag|option)|"
+    rb"(?im)^.*(config error:|unknown (arg|argument|flag|option)\b|"
+    rb"unrecogni[sz]ed (arg|argument|flag|option)\b|"
     rb"invalid (argument|value)|"
     rb"requires a(n argument| value)|missing (argument|value)|expected a value|mutually exclusive|"
     rb"cannot be (combined|used with)|incompatible with|needs --|requires --|--force-cache|without the hook).*$"

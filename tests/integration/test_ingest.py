@@ -89,7 +89,7 @@ def test_a_whole_run_is_in_its_row_and_its_tables(store_url, tmp_path):
     run = found.run
     assert (run["outcome"], run["cause"], run["exit_code"], run["signal"], run["exit_observed"]) == (
         "ok",
-        "eog",
+        "tokens",
         0,
         None,
         True,
