@@ -27,6 +27,7 @@ from bmoe_agent.context import Context
 from bmoe_agent.gates import baseline
 from bmoe_agent.launch_argv import RefusedError, command
 from bmoe_agent.phase import Phases
+from bmoe_agent.prepared import wait_for_hosts
 from bmoe_agent.residency import model as models
 from bmoe_agent.residency.look import Residency
 from bmoe_agent.runner_live import AgentStopping, CellCancelled, Ended, Live, effective_sampling
@@ -174,7 +175,7 @@ def _start(live: Live, plan: pb.Plan, wake_lock: str) -> None:
         return
     if wake_lock != "held":
         live.note("wake_lock", f"not held: {wake_lock or 'not asked for'}")
-    _told_by_hosts(live)
+    wait_for_hosts(live, lambda: _check_interrupts(live))
     live.sampler = Sampler(context.roots)
     if not _gates(live):
         return
@@ -215,17 +216,6 @@ def _resolve(
         return engine, environment, None
     started.model.CopyFrom(models.describe(model, cache, cell.model, context.roots))
     return engine, environment, model
-
-
-def _told_by_hosts(live: Live) -> None:
-    """What a plan asks of the host, and whether a host said it was done: the record shows both."""
-    cell = live.cell
-    asked = {"stop_apps": list(cell.stop_apps), "screen_on": cell.screen_on}
-    for name, value in asked.items():
-        if value:
-            told = live.context.told.get(name)
-            text = told.text if told else "asked for, and no host has said that it was done"
-            live.note(name, text, {"asked": value, "done": told is not None})
 
 
 def _gates(live: Live) -> bool:

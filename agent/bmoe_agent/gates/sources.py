@@ -80,6 +80,10 @@ class Told:
             if isinstance(value, bool | int | float):
                 self.values[name] = (float(value), at_ns)
 
+    def heard_within(self, now_ns: int, seconds: float = TOLD_AGE_S) -> bool:
+        """Whether any host said anything so lately: one is looking after this phone."""
+        return any(0 <= now_ns - at_ns <= seconds * 1e9 for _, at_ns in list(self.values.values()))
+
     def get(self, name: str, now_ns: int) -> float | None:
         """The value, None when nobody said it within the last minute."""
         value, at_ns = self.values.get(name, (0.0, -1))

@@ -25,6 +25,7 @@ from bmoe_collector.common import BmoeError
 from bmoe_collector.fleet.files import FileFetcher
 from bmoe_collector.fleet.phone import AWAY, PhoneBoard
 from bmoe_collector.ingest.ingestor import IngestError, Ingestor
+from bmoe_collector.probe.watcher import Watcher
 from bmoe_collector.reach.routes import Reach, Sighting
 from bmoe_collector.reach.states import ClockSeen, state_of, storage_problem
 from bmoe_collector.store import leases
@@ -111,6 +112,8 @@ class Drainer(threading.Thread):
         self._told = ("", "")  # the trouble logged last
         self._may_acknowledge = False
         self._clock: ClockSeen | None = None
+        self._probe: Watcher | None = None
+        self._beat_drained = False
 
     # ------------------------------------------------------------ told by the collector
 
@@ -183,7 +186,36 @@ class Drainer(threading.Thread):
             self._failed(route, error)
         finally:
             self._client = None
+            self._end_probe()
         return got_data
+
+    def _begin_probe(self, route: Sighting, client: calls.AgentClient, status: pb.StatusReply) -> None:
+        """Look after the phone through its shell too, for as long as this connection lasts."""
+        if route.transport is None or self._reach.adb is None:
+            return
+        self._probe = Watcher(
+            self.uuid,
+            self._reach.adb,
+            route.transport.transport_id,
+            client,
+            self._store,
+            writing=self._writing,
+            ticks_per_s=status.device.clock_ticks_per_s,
+            doing=status.state,
+            settled=self._probe_settled,
+        )
+        self._probe.start()
+
+    def _probe_settled(self) -> None:
+        """Nothing is pending in the phone's log any more: it may be drained since the last heartbeat."""
+        if self._beat_drained and not self._files.pending():
+            self._board.update(self.uuid, drained=True)
+
+    def _end_probe(self) -> None:
+        probe, self._probe = self._probe, None
+        self._beat_drained = False
+        if probe is not None:
+            probe.stop()
 
     def _greet(self, route: Sighting, client: calls.AgentClient) -> None:
         hello = client.hello
@@ -219,6 +251,7 @@ class Drainer(threading.Thread):
         if route.transport is not None:
             self._reach.host.add_place(self.uuid, route.where)
         self._connected(self.uuid, client)
+        self._begin_probe(route, client, status)
 
     def _stream(self, client: calls.AgentClient) -> Iterator[bool]:
         """Follow to the end of the stream; True after every reply that was dealt with."""
@@ -248,10 +281,16 @@ class Drainer(threading.Thread):
                 cursor = self._ingestor.blocks(self.uuid, reply.batch.at, reply.batch.blocks)
             if self._may_acknowledge:
                 requests.acknowledge(cursor)
+            if self._probe is not None:
+                self._probe.poke()
+            self._beat_drained = False
             self._board.add(self.uuid, batches=1, bytes=len(reply.batch.blocks))
             self._board.heard(self.uuid, drained=False)
         elif kind == "heartbeat":
             beat = reply.heartbeat
+            if self._probe is not None:
+                self._probe.heard(beat.state)
+            self._beat_drained = beat.drained
             waiting = self._files.pending()
             if waiting and beat.state not in {"loading", "measuring"}:
                 self._fetch(client)
@@ -260,10 +299,12 @@ class Drainer(threading.Thread):
                 self.uuid,
                 doing=beat.state,
                 backlog_bytes=beat.backlog_bytes,
-                drained=beat.drained and not waiting,
+                drained=beat.drained and not waiting and not (self._probe is not None and self._probe.pending),
             )
         elif kind == "ended":
             self._files.expect(reply.ended)
+            if self._probe is not None:
+                self._probe.run_ended()
             self._board.add(self.uuid, runs_ended=1)
             self._fetch(client)
             self._board.heard(self.uuid)

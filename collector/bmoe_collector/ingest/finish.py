@@ -23,7 +23,7 @@ from bmoe_collector.ingest.record import put_started
 from bmoe_collector.ingest.sink import Sink
 from bmoe_collector.store.artifacts import Artifacts
 from bmoe_collector.store.engine import Store, plain, wall_ns
-from bmoe_collector.store.schema import ARTIFACTS, RUN_FILES, RUNS, TOKENS_CSV
+from bmoe_collector.store.schema import ARTIFACTS, NOTES, RUN_FILES, RUNS, TOKENS_CSV
 
 log = logging.getLogger(__name__)
 HOST_NOTES = 1 << 30
@@ -44,6 +44,7 @@ def columns(connection: Connection, artifacts: Artifacts, reader: RunReader) -> 
     if reader.ended is not None:
         _expect_files(connection, reader)
         _absorb_imports(connection, artifacts, run_no)
+        add_host_evidence(connection, reader)
         values |= ending.columns(reader)
         merged = files.merge_turns(connection, run_no)
         values |= merged
@@ -54,6 +55,16 @@ def columns(connection: Connection, artifacts: Artifacts, reader: RunReader) -> 
         values["problems"] = [{"what": text} for text in reader.problems] + [each for each in earlier if "file" in each]
     connection.execute(update(RUNS).where(RUNS.c.run_no == run_no).values(**values))
     reader.changes.clear()
+
+
+def add_host_evidence(connection: Connection, reader: RunReader) -> None:
+    """Give the reader what hosts found in the phone's log about this run's end."""
+    rows = connection.execute(
+        select(NOTES.c.text)
+        .where(NOTES.c.run_no == reader.run_no, NOTES.c.at >= HOST_NOTES, NOTES.c.code == "kill_evidence")
+        .order_by(NOTES.c.at)
+    ).scalars()
+    reader.kill_evidence += [text for text in rows if text not in reader.kill_evidence]
 
 
 def _csv_tokens(connection: Connection, run_no: int) -> int:
@@ -242,20 +253,34 @@ def stream_bytes(connection: Connection, run_no: int) -> dict[int, bytes]:
     return {stream: bytes(data) for stream, data in joined.items()}
 
 
-def streams(store: Store, artifacts: Artifacts, run_id: str) -> None:
-    """Keep an ended run's stdout and stderr as files, as an import of them would."""
+def streams(store: Store, artifacts: Artifacts, run_id: str, reader: RunReader | None = None) -> None:
+    """Keep an ended run's stdout and stderr as files, as an import of them would.
+
+    `reader`: one that has just read the whole record, so that it need not be read again.
+    """
     with store.read() as connection:
         run_no = connection.execute(select(RUNS.c.run_no).where(RUNS.c.run_id == run_id)).scalar_one()
-        found = stream_bytes(connection, run_no)
-    hashes = {"stdout": artifacts.put(found[pb.STREAM_STDOUT]), "stderr": artifacts.put(found[pb.STREAM_STDERR])}
-    sizes = {"stdout": len(found[pb.STREAM_STDOUT]), "stderr": len(found[pb.STREAM_STDERR])}
+        found = _held(reader) or stream_bytes(connection, run_no)
+    with_rows = (("stdout", found[pb.STREAM_STDOUT]), ("stderr", found[pb.STREAM_STDERR]))
+    hashes = {name: (artifacts.put(data), len(data)) for name, data in with_rows}
     with store.write() as connection:
-        for name, sha256 in hashes.items():
+        for name, (sha256, size) in hashes.items():
             here = (ARTIFACTS.c.run_no == run_no, ARTIFACTS.c.name == name)
-            row = connection.execute(select(ARTIFACTS).where(*here)).mappings().first()
-            if row is None or (row["state"] == "stored" and row["sha256"] == sha256):
-                continue
-            connection.execute(update(ARTIFACTS).where(*here).values(sha256=sha256, size=sizes[name], state="stored"))
+            row = connection.execute(select(ARTIFACTS.c.state, ARTIFACTS.c.sha256).where(*here)).first()
+            if row is not None and not (row.state == "stored" and row.sha256 == sha256):
+                connection.execute(update(ARTIFACTS).where(*here).values(sha256=sha256, size=size, state="stored"))
+
+
+def _held(reader: RunReader | None) -> dict[int, bytes] | None:
+    """The streams that a reader still has whole; None when one was too long to keep."""
+    if reader is None:
+        return None
+    held = {number: reader.streams[number].whole for number in (pb.STREAM_STDOUT, pb.STREAM_STDERR)}
+    return (
+        {number: bytes(data) for number, data in held.items() if data is not None}
+        if all(data is not None for data in held.values())
+        else None
+    )
 
 
 def judge(store: Store, run_ids: Sequence[str]) -> None:

@@ -93,6 +93,17 @@ class Adb:
                 chunks.append(chunk)
         return b"".join(chunks)
 
+    @contextlib.contextmanager
+    def exec(self, transport_id: int, command: str) -> Iterator[socket.socket]:
+        """A command on the phone with its stdin and stdout joined to a socket, for as long as the `with` lasts.
+
+        Whatever goes wrong inside is an `AdbError`. The socket has the deadline of a call; set another as needed.
+        """
+        with self._asked(f"host:transport-id:{transport_id}") as connection:
+            connection.send_command(f"exec:{command}")
+            connection.check_okay()
+            yield connection.conn
+
     def forward(self, transport_id: int, local: str, remote: str) -> None:
         """Make a forward. `local` must be ours alone: an existing one would be taken over without a word."""
         with self._asked(f"host-transport-id:{transport_id}:forward:{local};{remote}") as connection:
