@@ -32,6 +32,7 @@ from bmoe_collector.fleet.collector import Collector
 from bmoe_collector.fleet.progress import Progress, lines
 from bmoe_collector.fleet.single import Single, plan_of, split_flags
 from bmoe_collector.host import HostHome
+from bmoe_collector.probe.prepare import announce
 from bmoe_collector.reach.routes import Reach, Sighting, best_routes
 from bmoe_collector.reach.states import state_of
 from bmoe_collector.store.engine import Store
@@ -124,7 +125,7 @@ def submit_and_follow(
     """
     sightings = reach.sightings()
     uuids = names.choose_phones(store, host, sightings, devices, tag, everyone)
-    sent, queued = _submit(store, reach, best_routes(sightings), plan, uuids)
+    sent, queued = _submit(store, reach, best_routes(sightings), plan, uuids, stays=not detach)
     answer: dict[str, Any] = {"plan": plan.plan_id, "phones": [uuid.hex() for uuid in sent], "queued": queued}
     if detach or not sent:
         return {**answer, "run": None, "runs": [], "ok": True}
@@ -140,9 +141,9 @@ def submit_and_follow(
 
 
 def _submit(
-    store: Store, reach: Reach, routes: dict[bytes, list[Sighting]], plan: pb.Plan, uuids: list[bytes]
+    store: Store, reach: Reach, routes: dict[bytes, list[Sighting]], plan: pb.Plan, uuids: list[bytes], *, stays: bool
 ) -> tuple[list[bytes], list[str]]:
-    """Hand the plan over where a phone answers, queue it where none does."""
+    """Hand the plan over where a phone answers, queue it where none does; `stays`: this host looks after the cells too."""
     sent: list[bytes] = []
     queued: list[str] = []
     for uuid in uuids:
@@ -150,6 +151,8 @@ def _submit(
         for route in routes.get(uuid, []):
             try:
                 with contextlib.closing(reach.open(route)) as client:
+                    if stays and route.transport is not None:
+                        announce(client)
                     reply = client.submit(plan)
             except Exception as error:
                 why = ": ".join(state_of(error))

@@ -25,6 +25,7 @@ from bmoe_collector.common import BmoeError
 from bmoe_collector.fleet.files import FileFetcher
 from bmoe_collector.fleet.phone import AWAY, PhoneBoard
 from bmoe_collector.ingest.ingestor import IngestError, Ingestor
+from bmoe_collector.probe.prepare import announce
 from bmoe_collector.probe.watcher import Watcher
 from bmoe_collector.reach.routes import Reach, Sighting
 from bmoe_collector.reach.states import ClockSeen, state_of, storage_problem
@@ -250,6 +251,8 @@ class Drainer(threading.Thread):
         LOG.info("connected", extra={"phone": self.uuid.hex(), "where": route.where, "agent": hello.agent_version})
         if route.transport is not None:
             self._reach.host.add_place(self.uuid, route.where)
+        if route.transport is not None:
+            announce(client)
         self._connected(self.uuid, client)
         self._begin_probe(route, client, status)
 

@@ -6,16 +6,28 @@ itself when it ends, so also when the link goes.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_collector.probe.frames import Frame, refusal
 from bmoe_collector.probe.script import command
 
 _PACKAGE = re.compile(r"^[A-Za-z][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)+$")
 _OURS = "com.termux"
+
+
+class Teller(Protocol):
+    """What of the agent's client is used."""
+
+    def tell(self, run_id: bytes, note: pb.Note) -> bool:
+        """Keep a note."""
+
+
 Ask = Callable[[Sequence[tuple[str, str]]], list[Frame]]
 
 
@@ -27,6 +39,12 @@ class Done:
     done: bool
     text: str
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+def announce(client: Teller) -> None:
+    """Tell the agent that a host is here that prepares cells, so that the first one waits for it."""
+    facts = json.dumps({"host_probe": True, "source": "host"})
+    client.tell(b"", pb.Note(code="host_values", text="told by a host", facts_json=facts))
 
 
 def stop_apps(names: Sequence[str], ask: Ask) -> Done:
