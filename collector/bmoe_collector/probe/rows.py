@@ -25,7 +25,7 @@ TAIL_NS = 6_000_000_000
 SEARCHED = "kill_search"
 KILL = "kill_evidence"
 RECENT_NS = 3 * 86_400 * 10**9
-"""No log of a phone reaches further back than some days."""
+"""Since a run was stored: no log of a phone reaches further back. Not by the phone's wall clock, which may be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def attach_ended(store: Store, agent_uuid: str) -> list[tuple[int, str]]:
     )
     query = (
         select(RUNS.c.run_no, RUNS.c.run_id)
-        .where(RUNS.c.agent_uuid == agent_uuid, RUNS.c.ended.is_(True), RUNS.c.started_wall_ns > wall_ns() - RECENT_NS)
+        .where(RUNS.c.agent_uuid == agent_uuid, RUNS.c.ended.is_(True), RUNS.c.stored_wall_ns > wall_ns() - RECENT_NS)
         .where(select(HOST_SAMPLES.c.sample_no).where(inside).exists())
         .order_by(RUNS.c.run_no)
     )
@@ -166,7 +166,7 @@ def unsearched(store: Store, agent_uuid: str) -> list[EndedRun]:
         select(RUNS)
         .where(RUNS.c.agent_uuid == agent_uuid, RUNS.c.source == "agent", RUNS.c.ended.is_(True), ~looked)
         .where(or_(RUNS.c.outcome.in_(("killed", "lost")), not_ours, unseen, restarted))
-        .where(RUNS.c.started_wall_ns > wall_ns() - RECENT_NS)
+        .where(RUNS.c.stored_wall_ns > wall_ns() - RECENT_NS)
         .order_by(RUNS.c.run_no)
     )
     found = []
