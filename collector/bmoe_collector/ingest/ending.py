@@ -36,7 +36,8 @@ def end_facts(reader: RunReader) -> EndFacts:
     asked = tokens_asked(started) or said.steps_asked if ended.launched else None
     if any(request.state == "cancelled" for request in said.requests.values()):
         asked = None  # a turn cut short on purpose has no number of tokens to fall short of
-    watchdog, gate = reader.watchdog, reader.gave_up if not ended.launched else None
+    # A wait that was called off is on record as one given up; the phone says whether it was the reason.
+    watchdog, gate = reader.watchdog, reader.gave_up if ended.ended_by == "gate" else None
     return EndFacts(
         launched=ended.launched,
         exit_observed=ended.exit_observed,
