@@ -227,7 +227,7 @@ class RunReader:
             )
 
     def _gate(self, gate: pb.GateReport, boot_ns: int, _segment: Segment, _seq: int) -> None:
-        if gate.state == "gave_up":
+        if gate.state in {"gave_up", "unreadable"} and gate.policy != "run-flagged":
             self.gave_up = gate
         readings = [told.message(reading) for reading in gate.readings]
         self.sink.add(
