@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
-from bmoe_agent import launch, runner_close
+from bmoe_agent import launch, oomkills, runner_close
 from bmoe_agent.config import ConfigError
 from bmoe_agent.context import Context
 from bmoe_agent.launch_argv import recorded_command
@@ -214,6 +214,7 @@ def _restore_sensors(live: Live, started: pb.RunStarted) -> None:
     context = live.context
     assert live.process is not None
     live.sampler = Sampler(context.roots, live.process.pid)
+    live.oom_kills = oomkills.count(context.roots, live.process.pid)
     try:
         open_residency(live, context.config.model(started.cell.model))
     except ConfigError as error:

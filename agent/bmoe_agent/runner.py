@@ -21,7 +21,7 @@ from pathlib import Path
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_agent import engine as engines
-from bmoe_agent import launch, runner_close
+from bmoe_agent import launch, oomkills, runner_close
 from bmoe_agent.config import ConfigError, EngineConfig
 from bmoe_agent.context import Context
 from bmoe_agent.gates import baseline
@@ -335,6 +335,7 @@ def _launch(live: Live, environment: dict[str, str], model: Path | None) -> None
     live.stderr = Tail(live.directory / "stderr", looked_boot_ns=looked)
     assert live.sampler is not None
     live.sampler.attach(launched.process.pid)
+    live.oom_kills = oomkills.count(context.roots, launched.process.pid)
     live.record_sample("launch")
     live.writer.flush()
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 from pathlib import Path
 
 from bmoe_proto.outcome import EndFacts, Outcome, decide
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
+from bmoe_agent import oomkills
 from bmoe_agent.launch_argv import ARTIFACTS
 from bmoe_agent.runner_live import Ended, Live
 from bmoe_agent.session import Session
@@ -33,6 +35,7 @@ def close(live: Live) -> Ended:
         for report in live.session.abandon("the engine ended"):
             live.record_turn(report)
     live.disk_full = live.disk_full or context.free_bytes() < _FULL_BYTES or live.writer.given_up > 0
+    _look_for_a_killer(live)
     facts = end_facts(live)
     outcome = decide(facts)
     ended = _message(live, facts, outcome)
@@ -52,6 +55,15 @@ def close(live: Live) -> Ended:
         launched=live.launched,
         gate_policy=live.gate.policy if live.gate is not None else "",
     )
+
+
+def _look_for_a_killer(live: Live) -> None:
+    """Of a SIGKILL that was not ours: whether the memory controller says that it was its own."""
+    if live.ended_by_us or live.status is None or live.status.signal != signal.SIGKILL:
+        return
+    if found := oomkills.evidence(live.context.roots, live.oom_kills):
+        live.note("kill_evidence", found)
+        live.kill_evidence = (found,)
 
 
 def end_facts(live: Live) -> EndFacts:
@@ -86,6 +98,7 @@ def end_facts(live: Live) -> EndFacts:
         gate_detail=_gate_detail(live.gate),
         launch_error=live.launch_error,
         disk_full=live.disk_full,
+        kill_evidence=live.kill_evidence,
         abandoned=live.abandoned,
     )
 

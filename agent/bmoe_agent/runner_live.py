@@ -18,6 +18,7 @@ from bmoe_proto.v1 import telemetry_pb2 as pb
 from bmoe_agent.context import Context
 from bmoe_agent.launch import ExitStatus, Process
 from bmoe_agent.launch_argv import Command
+from bmoe_agent.oomkills import Kills
 from bmoe_agent.phase import Phases
 from bmoe_agent.residency.look import Residency
 from bmoe_agent.sampling import Observer, Sampler
@@ -85,6 +86,8 @@ class Live:
     status: ExitStatus | None = None
     abandoned: bool = False  # the phone restarted and nobody is left to ask
     disk_full: bool = False
+    oom_kills: Kills | None = None  # of the engine's group when it started
+    kill_evidence: tuple[str, ...] = ()
 
     def note(self, code: str, text: str, facts: Mapping[str, Any] | None = None) -> None:
         """Record something worth knowing later."""
