@@ -18,6 +18,8 @@ A tree is one TOML file, as `bmoe-agent doctor --record` writes it and `lay` unf
     [refused]                     # node to the name of the error that opening it gave
     "proc/stat" = "EACCES"
 
+Other tables (a recorded phone's versions, settings and permissions) are for people and tests; nothing is read from them here.
+
 In a laid tree the same file without `[text]` lies at the top as `tree.toml`, since permissions of files mean nothing
 to a root user: a refused node is refused because the tree says so.
 """
@@ -135,7 +137,8 @@ def lay(file: Path, into: Path) -> Roots:
 def dump(described: Mapping[str, Any]) -> str:
     """A tree description as the TOML of a tree file."""
     lines = [f"{key} = {_toml(value)}" for key, value in described.items() if not isinstance(value, Mapping)]
-    for table in ("properties", "text", "refused"):
+    others = [key for key, value in described.items() if isinstance(value, Mapping)]
+    for table in dict.fromkeys(("properties", *others, "text", "refused")):
         rows = described.get(table) or {}
         lines += ["", f"[{table}]", *(f"{_toml(str(key))} = {_toml(value)}" for key, value in rows.items())]
     return "\n".join(lines) + "\n"
