@@ -1,0 +1,1 @@
+"""Runs going out: files, a partitioned Parquet dataset, a row for a community table."""
