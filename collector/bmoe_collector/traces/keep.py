@@ -12,6 +12,7 @@ from pathlib import Path
 
 import polars as pl
 
+from bmoe_collector.common import UserError
 from bmoe_collector.traces.read import LayerFacts, Trace, open_trace
 
 _KEY = "bmoe_trace"
@@ -41,17 +42,24 @@ def keep(csv: Path, parquet: Path) -> Path:
 
 
 def open_kept(parquet: Path) -> Trace:
-    """Open what `keep` wrote."""
-    told = json.loads(pl.read_parquet_metadata(parquet)[_KEY])
-    layers = {int(layer): LayerFacts(*pair) for layer, pair in told["layers"].items()}
-    trace = Trace(
-        told["kind"],
-        str(parquet),
-        told["facts"],
-        layers,
-        pl.scan_parquet(parquet),
-        torn=told["torn"],
-        absent=tuple(told["absent"]),
-    )
-    trace.__dict__["malformed"] = told["malformed"]  # known from the CSV, where the rows still were
+    """Open what `keep` wrote.
+
+    Raises:
+        UserError: it is another Parquet file, a damaged one, or none.
+    """
+    try:
+        told = json.loads(pl.read_parquet_metadata(parquet)[_KEY])
+        layers = {int(layer): LayerFacts(*pair) for layer, pair in told["layers"].items()}
+        trace = Trace(
+            told["kind"],
+            str(parquet),
+            told["facts"],
+            layers,
+            pl.scan_parquet(parquet),
+            torn=told["torn"],
+            absent=tuple(told["absent"]),
+        )
+        trace.__dict__["malformed"] = told["malformed"]  # known from the CSV, where the rows still were
+    except (pl.exceptions.PolarsError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{parquet}: is no trace kept as Parquet, or a damaged one: {error}") from None
     return trace
