@@ -28,7 +28,7 @@ OBSERVER_NS = 30_000_000_000
 WATCHDOG_NS = 1_000_000_000
 BATTERY_NS = 20_000_000_000
 STATUS_WAIT_NS = 10_000_000_000
-WatchdogPhase = Literal["load", "prefill", "decode", "idle"]
+WatchdogPhase = Literal["load", "start", "prefill", "decode", "idle"]
 _WATCHDOG_PHASE: Mapping[Phase, WatchdogPhase] = {
     "load": "load",
     "ready": "idle",
@@ -267,6 +267,8 @@ class Watch:
         """The phase as the watchdog bounds it: only an engine that nobody has asked for anything may idle for ever."""
         live = self._live
         phase = _WATCHDOG_PHASE[live.phases.phase]
+        if phase == "load" and live.session is None:
+            return "start"
         if phase == "idle" and live.session is not None:
             if live.session.current is not None:
                 return "prefill"  # asked, and not begun

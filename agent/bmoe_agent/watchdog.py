@@ -4,7 +4,7 @@ In: `Progress` several times a minute at least, and the bounds of the cell. Out:
 was seen. Who sends signals, and only to the process we own, is the runner.
 
 Each phase has its own bound, on time without progress. In one-shot mode the engine prints nothing between its start and the
-first token, which can take minutes; there, the engine's CPU time or bytes it has read growing is progress (generations.md, "Behaviour"). In decode only a
+first token, which can take minutes, so nobody can tell load from prefill and the longer bound holds (`start`); there, the engine's CPU time or bytes it has read growing is progress (generations.md, "Behaviour"). In decode only a
 token or output is: an engine that spins without a token is hung. A phone that was frozen or asleep (the engine with it) is not the engine's
 fault: time that passed between two calls far apart counts as one ordinary interval.
 """
@@ -16,7 +16,7 @@ from typing import Literal
 
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
-Phase = Literal["load", "prefill", "decode", "idle"]
+Phase = Literal["load", "start", "prefill", "decode", "idle"]
 
 LOAD_S = 600.0
 PREFILL_S = 600.0
@@ -162,7 +162,7 @@ class Watchdog:
             moved = True
         else:
             moved = progress.bytes_out > seen.bytes_out or progress.tokens > seen.tokens or progress.phase == "idle"
-        if not moved and self._phase in {"load", "prefill"}:
+        if not moved and self._phase in {"load", "start", "prefill"}:
             silent_s = self._awake_s - self._progress_at
             moved = read_bytes - self._marked_read >= _READ_BYTES or (
                 silent_s > 0 and cpu_s - self._marked_cpu >= max(0.05, _CPU_SHARE * silent_s)
@@ -172,16 +172,21 @@ class Watchdog:
             self._marked_cpu, self._marked_read = cpu_s, read_bytes
 
     def _stalled(self) -> Verdict | None:
-        limits = {"load": self.bounds.load_s, "prefill": self.bounds.prefill_s, "decode": self.bounds.decode_s}
+        load_s, prefill_s = self.bounds.load_s, self.bounds.prefill_s
+        # At the start of a one-shot nobody can tell which of the two it is at: the longer bound decides.
+        start_s = None if load_s is None or prefill_s is None else max(load_s, prefill_s)
+        limits = {"load": load_s, "start": start_s, "prefill": prefill_s, "decode": self.bounds.decode_s}
         bound = limits.get(self._phase or "")
         silent_s = self._awake_s - self._progress_at
         if bound is None or silent_s <= bound or self._seen is None:
             return None
-        return Verdict(self._phase or "", bound, round(silent_s, 3), "s", detail=self._describe(silent_s))
+        rule = "load" if self._phase == "start" else self._phase or ""
+        return Verdict(rule, bound, round(silent_s, 3), "s", detail=self._describe(silent_s))
 
     def _describe(self, silent_s: float) -> str:
         assert self._seen is not None
-        facts = [f"no progress in {self._phase} for {silent_s:.0f} s", f"{self._seen.tokens} tokens so far"]
+        phase = "load or prefill" if self._phase == "start" else self._phase
+        facts = [f"no progress in {phase} for {silent_s:.0f} s", f"{self._seen.tokens} tokens so far"]
         if self._seen.cpu_s is not None:
             facts.append(f"{self._seen.cpu_s - self._marked_cpu:.2f} s of CPU since")
         if self._seen.read_bytes is not None:

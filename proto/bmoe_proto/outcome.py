@@ -113,6 +113,9 @@ _KILLER = re.compile(f"{_PHANTOM.pattern}|{_MEMORY_KILLER.pattern[4:]}", re.IGNO
 _FREEZER = re.compile(r"(?i)freez|frozen")
 
 
+_NO_ROOM = "no space was left for the engine's files or the record"
+
+
 def signal_name(number: int) -> str:
     """SIGKILL for 9; the number itself when it has no name here."""
     try:
@@ -206,8 +209,9 @@ def _broken_cause(facts: EndFacts) -> str:
 
 def _refused_or_broke(facts: EndFacts) -> Outcome:
     cause = _broken_cause(facts)
-    if cause == "exit" and facts.exit_code in (126, 127) and not facts.tokens_got:
-        cause = "not_started"  # what a shell answers when it cannot execute, or cannot find, a program
+    if facts.exit_code in (126, 127) and not facts.tokens_got and cause in ("exit", "refused:model"):
+        # What a shell answers when it cannot execute a program, or cannot find it or its interpreter ("not found").
+        cause = "not_started"
     if cause == "exit" and facts.exit_code == 159:
         return Outcome("killed", "signal:SIGSYS", (*_exit_evidence(facts), *_tail(facts.stderr_tail)))
     return Outcome("failed", cause, (*_exit_evidence(facts), *_tail(facts.stderr_tail)))
@@ -223,8 +227,10 @@ def _ended_quietly(facts: EndFacts) -> Outcome:
         return Outcome("partial", "cancelled", (f"{facts.turns_cancelled} turns cancelled by us", *missing))
     if facts.turns_rejected:
         return Outcome("partial", "rejected", (f"{facts.turns_rejected} requests rejected unexpectedly", *missing))
+    if missing and facts.disk_full:
+        return Outcome("partial", "disk_full", (_NO_ROOM, *missing))
     if missing:
-        return Outcome("partial", "disk_full" if facts.disk_full else "incomplete", missing)
+        return Outcome("partial", "incomplete", missing)
     evidence = "exit 0" if seen else "the end record is there; no exit was recorded"
     return Outcome("ok", "eog" if facts.ended_by_eog else "tokens", (evidence,))
 
@@ -244,7 +250,7 @@ def _unseen(facts: EndFacts, missing: tuple[str, ...]) -> Outcome:
     if facts.turns_cancelled:
         return Outcome("partial", "cancelled", (why, *missing))
     if facts.disk_full:
-        return Outcome("partial", "disk_full", (why, *missing))
+        return Outcome("partial", "disk_full", (_NO_ROOM, why, *missing))
     if missing:
         return Outcome("partial", "not_observed", (why, *missing))
     return Outcome("partial", "not_observed", (f"{why}, though everything asked for is there",))
