@@ -25,12 +25,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-COMMAND = "logcat -d -b all -v epoch -T {since}"
-"""Buffers: whatever this shell may read; `-T` takes seconds of the wall clock since Android 7."""
-WORDS = (
-    "am_kill am_proc_died am_freeze am_unfreeze killinfo lowmemorykiller lmkd phantom freezing oom_reaper "
-    "killed process|out of memory|killing |sending signal|force stopping|excessive cpu"
-)
 _EPOCH = re.compile(
     r"^\s*(\d{9,11})\.(\d{3,9})\s+(?:(?:\d+|[a-z]\w*)\s+)??(\d+)\s+(\d+)\s+([VDIWEFS])\s+([^:]*?)\s*: ?(.*)$"
 )

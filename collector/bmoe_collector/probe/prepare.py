@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,6 +18,8 @@ from bmoe_collector.probe.frames import Frame, refusal
 from bmoe_collector.probe.script import command
 
 _PACKAGE = re.compile(r"^[A-Za-z][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)+$")
+TOLD = ("battery_pct", "charging", "screen_on", "cpu_temp_c", "awake", "battery_temp_c", "thermal_status")
+"""Values the agent is told; it believes them for a minute."""
 _OURS = "com.termux"
 
 
@@ -43,8 +45,14 @@ class Done:
 
 def announce(client: Teller) -> None:
     """Tell the agent that a host is here that prepares cells, so that the first one waits for it."""
-    facts = json.dumps({"host_probe": True, "source": "host"})
-    client.tell(b"", pb.Note(code="host_values", text="told by a host", facts_json=facts))
+    tell_values(client, {})
+
+
+def tell_values(client: Teller, values: Mapping[str, Any]) -> None:
+    """Tell the agent what its gates and its watchdog may ask, and that somebody looks."""
+    facts = {name: values[name] for name in TOLD if values.get(name) is not None}
+    text = json.dumps({**facts, "host_probe": True, "source": "host"})
+    client.tell(b"", pb.Note(code="host_values", text="told by a host", facts_json=text))
 
 
 def stop_apps(names: Sequence[str], ask: Ask) -> Done:

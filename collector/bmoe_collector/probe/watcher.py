@@ -3,7 +3,7 @@
 In: an adb route, the agent's client, the store. Out: rows of `host_samples`, host notes, and what the agent is told (values for its gates,
 what was prepared). It lives as long as the drainer's connection; whatever goes wrong in it costs samples, never the drain.
 
-Pace: every `host_probe_period_ms` of the open run (0: none of that run), five seconds while an agent is at its gates, half
+Pace: every `host_probe_period_ms` once the run is launched (0: none of that run), five seconds while an agent is at its gates, half
 a minute when it is idle. Everything costly (`dumpsys`, every thermal zone, cpusets) is asked each half minute and at a run's launch and end.
 Idle samples are told to the agent and not stored.
 """
@@ -11,7 +11,6 @@ Idle samples are told to the agent and not stored.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 import time
@@ -30,22 +29,17 @@ from bmoe_collector.reach.adb import Adb, AdbError
 from bmoe_collector.store.engine import Store
 
 LOG = logging.getLogger("bmoe.probe")
-TOLD = (
-    "battery_pct", "charging", "screen_on", "cpu_temp_c", "awake", "battery_temp_c", "thermal_status",
-)  # fmt: skip
-"""Values the agent is told: its gates and watchdog read some of them, and believe them for a minute."""
 MEASURING = frozenset({"loading", "measuring"})
 WAITING_S = 5.0
+LIST_SHARE = 0.002
+"""Of a core: all processes of a phone are listed as often as that allows, at a run's launch and end in any case."""
 
 
-class Client(Protocol):
+class Client(prepare.Teller, Protocol):
     """What of the agent's client is used."""
 
     def clock(self) -> pb.ClockReply:
         """Its clocks."""
-
-    def tell(self, run_id: bytes, note: pb.Note) -> bool:
-        """Keep a note."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +52,7 @@ class Pace:
     answer_s: float = 25.0
     retry_first_s: float = 2.0
     retry_most_s: float = 60.0
+    busy_s: float = 5.0
     clock_s: float = 600.0
 
 
@@ -104,8 +99,8 @@ class Watcher(threading.Thread):
         self._offset: clock.Offset | None = None
         self._shell: ProbeShell | None = None
         self._state = reading.State(ticks_per_s=self._ticks_per_s)
-        self._next_s = self._slow_s = self._rare_s = 0.0
-        self._values: dict[str, Any] = {}
+        self._next_s = self._slow_s = self._rare_s = self._list_s = 0.0
+        self._list_cost_ms = 0.0
         self._said = ""
         self._trouble = False
         self._settled = settled
@@ -153,15 +148,17 @@ class Watcher(threading.Thread):
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                self._offset = clock.measure(self._client.clock)
+                if self._offset is None or self._doing not in MEASURING:
+                    self._offset = clock.measure(self._client.clock)
                 self._trouble = False
                 # Before the shell is opened: a collector that only came to fetch does not wait for it.
                 self._look_after_ended()
-                self._watch()
-            except BusyError as busy:
-                self._tell_once("another host's", str(busy))
-                self._without_shell(str(busy))
-                pause_s = self._pace.retry_most_s
+                try:
+                    self._watch()
+                except BusyError as busy:
+                    self._tell_once("another host's", str(busy))
+                    self._without_shell(str(busy))
+                    pause_s = self._pace.busy_s
             except (AdbError, calls.CallError) as error:
                 if not self._stopping.is_set():
                     self._tell_once("lost", str(error))
@@ -204,7 +201,7 @@ class Watcher(threading.Thread):
             try:
                 self._learn(shell)
                 LOG.info("probe", extra={"phone": self.uuid, "state": "open", "refused": len(self._state.refused)})
-                self._next_s = self._slow_s = self._rare_s = 0.0
+                self._next_s = self._slow_s = self._rare_s = self._list_s = 0.0
                 while not self._stopping.is_set():
                     self._turn(shell)
             finally:
@@ -212,6 +209,7 @@ class Watcher(threading.Thread):
 
     def _without_shell(self, why: str) -> None:
         """Another host samples: the log is searched and wishes are answered all the same."""
+        self._news = True
         self._look()
         if self._run is not None and not self._run.launched and self._prepared != self._run.run_id:
             self._prepared = self._run.run_id
@@ -234,7 +232,7 @@ class Watcher(threading.Thread):
         now = time.monotonic()
         period_s = self._period_s()
         if edge:
-            self._next_s = self._slow_s = 0.0
+            self._next_s = self._slow_s = self._list_s = 0.0
         if period_s is not None and now >= self._next_s:
             self._next_s = now + period_s
             self._sample(shell, now)
@@ -248,8 +246,10 @@ class Watcher(threading.Thread):
 
     def _period_s(self) -> float | None:
         """Seconds between samples now; None for none."""
-        if self._run is not None:
+        if self._run is not None and self._run.launched:
             return self._run.period_ms / 1e3 if self._run.period_ms else None
+        if self._run is not None:
+            return WAITING_S  # gates are no measured cell
         return WAITING_S if self._doing in {"gating", *MEASURING} else self._pace.idle_s
 
     def _look(self) -> bool:
@@ -269,8 +269,10 @@ class Watcher(threading.Thread):
         rare = now >= self._rare_s
         asked: dict[str, tuple[str, str]] = {
             "files": ("files", f"/proc/uptime {reading.fast_files(self._state)}"),
-            "procs": ("procs", ""),
         }
+        lists = now >= self._list_s
+        if lists:
+            asked["procs"] = ("procs", "")
         if slow:
             self._slow_s = now + self._pace.slow_s
             asked["slow"] = ("files", f"/proc/uptime {reading.slow_files()}")
@@ -295,13 +297,16 @@ class Watcher(threading.Thread):
             whole=rare,
         )
         self.samples += 1
-        self._values |= sample.values
+        if lists:
+            # Half of what it was and half of what it is now: the kernel counts in hundredths of a second.
+            self._list_cost_ms = (self._list_cost_ms + float(sample.values.get("probe_cpu_ms", 0.0))) / 2
+            self._list_s = now + self._list_cost_ms / 1e3 / LIST_SHARE
         self._asleep = sample.values.get("awake", not self._asleep) is False
         if run is not None or self._ended:
             with self._writing:
                 rows.put_sample(self._store, self.uuid, offset.boot_id, sample)
         if slow or (self._doing == "gating" and "cpu_temp_c" in sample.values):
-            self._tell_values(sample.values)
+            prepare.tell_values(self._client, sample.values)
 
     def _clock(self) -> clock.Offset:
         """The offset of the phone's clock, measured again now and then, never while a cell is measured."""
@@ -310,14 +315,6 @@ class Watcher(threading.Thread):
         if time.monotonic_ns() - offset.here_ns > self._pace.clock_s * 1e9 and self._doing not in MEASURING:
             self._offset = offset = clock.measure(self._client.clock)
         return offset
-
-    def _tell_values(self, values: dict[str, Any]) -> None:
-        facts = {name: values[name] for name in TOLD if values.get(name) is not None}
-        if not facts:
-            # What the agent believes is that a host looks: it waits for one that prepares its cells.
-            facts = {"host_probe": True}
-        note = pb.Note(code="host_values", text="told by a host", facts_json=json.dumps({**facts, "source": "host"}))
-        self._client.tell(b"", note)
 
     # ------------------------------------------------------------ preparation
 
@@ -378,7 +375,7 @@ class Watcher(threading.Thread):
 
     def _look_after_ended(self) -> None:
         """Give ended runs their samples, search the log for those that were killed, judge them again."""
-        if self._doing in MEASURING and not self._stopping.is_set():
+        if self._doing in MEASURING:
             return  # searching a log is work for the phone: it waits for the gap between cells
         with self._lock:
             waiting = self._ended
