@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Puts on a Debian machine what make needs beyond Python. One argument:
 #   venv        python3-venv
-#   services    adb, a real adbd (unpacked beside the repository, not installed), PostgreSQL, Chromium, iproute2
+#   services    adb, a real adbd (unpacked beside the repository, not installed), PostgreSQL, Chromium, iproute2, the shells of phones
 #   java        a Java runtime for Spark
 #   `shellcheck`  installs it, then runs it over every *.sh here
 # Without root or elsewhere than on Debian it says what is missing and why, and ends with 0: the tests that need
@@ -46,7 +46,7 @@ services)
     # two makes at once must not unpack into each other
     exec 9>"$cache/.setup.lock"
     flock 9
-    install adb iproute2 postgresql
+    install adb iproute2 postgresql mksh busybox toybox
     # PostgreSQL's package starts a cluster of its own on some machines; the tests never use it
     if ! command -v chromium >/dev/null && [[ -z ${BMOE_NO_CHROMIUM:-} ]]; then install chromium; fi
     if [[ ! -x $cache/debian/adbd.sh ]]; then
