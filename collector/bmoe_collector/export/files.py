@@ -119,7 +119,7 @@ def safe_csv(frame: Any) -> Any:
         if isinstance(kind, pl.List):
             made.append(_harmless(column.cast(pl.List(pl.String)).list.join(" ")).alias(name))
         elif kind == pl.String:
-            made.append(_harmless(column))
+            made.append(_harmless(column).alias(name))
         elif kind == pl.Boolean:
             made.append(column.cast(pl.Int8))
     return frame.with_columns(made)

@@ -130,7 +130,8 @@ def fields() -> Mapping[str, Field]:
         found.setdefault(name, Field(name, told.type, told.unit, told.doc, "preamble"))
     for fact in FACTS:
         found.setdefault(fact.name, Field(fact.name, fact.kind, fact.unit, fact.formula, "fact"))
-    return found
+    # `engine`, `model` and `arch` mean the run's column, whatever the preamble calls its own.
+    return {name: field for name, field in found.items() if name not in _ALIASES}
 
 
 def aliases() -> Mapping[str, str]:
