@@ -44,6 +44,11 @@ test-spark: $(VENV)/.ready  ## the exported dataset read by a local Spark
 	$(BIN)/python -m pip install --quiet --group spark
 	$(BIN)/python -m pytest -m spark --timeout 900
 
+fuzz: $(VENV)/.ready  ## coverage-guided fuzzing of every reader, SECONDS_PER_TARGET (60) each
+	@$(BIN)/python -m pip install --quiet --only-binary atheris --group fuzz || \
+		{ echo "fuzz: atheris has no build for this Python or system: make venv with PYTHON=python3.13" >&2; exit 1; }
+	nice $(BIN)/python tests/faults/fuzz/fuzz.py --seconds $(SECONDS_PER_TARGET)
+
 lint: $(VENV)/.ready  ## ruff, mypy and shellcheck
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -56,4 +61,4 @@ proto: $(VENV)/.ready  ## regenerate the stubs from telemetry.proto
 clean:  ## remove what make made
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help venv demo test test-agent test-slow test-spark lint proto clean
+.PHONY: help venv demo test test-agent test-slow test-spark fuzz lint proto clean
