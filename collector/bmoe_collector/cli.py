@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("exporting", "runs, tokens, samples and traces to files or a Parquet dataset"),
     "import": ("importing", "files of an engine's output into the database"),
     "events": ("events", "parse an engine's stdout, one object per event"),
+    "doctor": ("doctor", "what a good night needs of this host and of a phone"),
     "db": ("db", "the database itself: upgrade, check, vacuum"),
 }
 
