@@ -34,6 +34,7 @@ ARTIFACTS: Mapping[str, tuple[str, str]] = {
 OURS = frozenset(
     {"-m", "--model", "-p", "--prompt", "--session", "--progress", "-h", "--help", "--version", "--list-archs"}
 )
+MOST_SECONDS = 30 * 86_400  # beyond this, waiting itself fails
 _PATH_FLAGS = frozenset(flag for flag, _ in ARTIFACTS.values())
 _FLAG = re.compile(r"--?[A-Za-z][\w-]*")
 _N_PREDICT = frozenset({"-n", "--n-predict"})
@@ -74,6 +75,12 @@ def check_cell(cell: pb.Cell) -> list[str]:
         if turn.kind not in {"", "generate", "decide"}:
             problems.append(f"turn {index}: kind {turn.kind!r} is neither generate nor decide")
     problems += _own_flags(cell.flags)
+    times = {"preheat_s": cell.preheat_s, **{field.name: value for field, value in cell.watchdog.ListFields()}}
+    problems += [
+        f"{name} = {value}: a number from 0 to {MOST_SECONDS}"
+        for name, value in times.items()
+        if not 0 <= value <= MOST_SECONDS
+    ]
     if {"--mtp", "--ngram"} <= set(cell.flags):
         problems.append("--mtp and --ngram exclude each other")
     return problems

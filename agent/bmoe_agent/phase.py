@@ -161,5 +161,5 @@ def _message(rest: bytes) -> str:
     try:
         value = json.loads(rest.decode("utf-8", "replace"))
         return str(value["msg"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return rest[:300].decode("utf-8", "replace").strip()

@@ -50,6 +50,6 @@ def _said(note: pb.Note | None, run_id: bytes) -> dict[str, Any] | None:
         return None
     try:
         facts = json.loads(note.facts_json or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return facts if isinstance(facts, dict) and facts.get("run_id") == run_id.hex() else None

@@ -35,6 +35,7 @@ from bmoe_agent.serve.service import AgentService
 from bmoe_agent.spool import Spool, Who
 
 READABLE_S = 60.0
+KEPT_NOTES = 64  # by code, the newest of each; a host has a handful of codes
 
 
 class SecondAgentError(Exception):
@@ -230,11 +231,14 @@ class Supervisor:
         facts: object = None
         try:
             facts = json.loads(note.facts_json) if note.facts_json else {}
-        except ValueError:
-            log.warning("a host told %s with facts that are no JSON", note.code)
+        except (ValueError, RecursionError):
+            log.warning("a host told %r with facts that are no JSON", note.code[:80])
         if isinstance(facts, dict):
             context.gates.told.tell(facts, context.clock.boot_ns())
+        context.told.pop(note.code, None)
         context.told[note.code] = note
+        while len(context.told) > KEPT_NOTES:
+            del context.told[next(iter(context.told))]
         return self.night.tell(run_id, note) if run_id else True
 
     def secret(self) -> bytes:

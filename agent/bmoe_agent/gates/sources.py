@@ -67,6 +67,9 @@ GATES: Mapping[str, GateKind] = {
     )
 }
 
+KEPT_TOLD = 1024  # names; a host says some dozens
+MOST_TOLD = 1e18
+
 
 @dataclass(slots=True)
 class Told:
@@ -77,8 +80,11 @@ class Told:
     def tell(self, facts: Mapping[str, object], at_ns: int) -> None:
         """Keep the numbers and truths among the facts."""
         for name, value in facts.items():
-            if isinstance(value, bool | int | float):
+            if isinstance(value, bool | int | float) and abs(value) < MOST_TOLD:  # neither nan nor infinite
+                self.values.pop(name, None)
                 self.values[name] = (float(value), at_ns)
+        while len(self.values) > KEPT_TOLD:
+            del self.values[next(iter(self.values))]
 
     def heard_within(self, now_ns: int, seconds: float = TOLD_AGE_S) -> bool:
         """Whether any host said anything so lately: one is looking after this phone."""

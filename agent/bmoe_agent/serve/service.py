@@ -245,7 +245,9 @@ class AgentService(grpc.GenericRpcHandler):
         # Only files that the run's own end names: a name is never put into a path unseen.
         facts = next((item for item in self._spool.artifacts(asked.run_id) if item.name == asked.name), None)
         if facts is None:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"no file {asked.name!r} of run {asked.run_id.hex()} here")
+            context.abort(
+                grpc.StatusCode.NOT_FOUND, f"no file {asked.name[:80]!r} of run {asked.run_id.hex()[:32]} here"
+            )
         self._refuse_while_measured(session, context)
         path = os.path.join(self._spool.files_directory(asked.run_id), facts.name)
         context.send_initial_metadata(((proof.ANSWER_KEY, told),))
@@ -258,6 +260,9 @@ class AgentService(grpc.GenericRpcHandler):
             if not stat.S_ISREG(status.st_mode):
                 context.abort(grpc.StatusCode.NOT_FOUND, f"{facts.name}: not a file")
             offset = asked.offset
+            if offset >= status.st_size:  # beyond any offset the system takes, too
+                yield pb.FetchChunk(offset=offset, size=status.st_size).SerializeToString()
+                return
             while True:
                 chunk = os.pread(descriptor, CHUNK_BYTES, offset)
                 if not chunk and offset > asked.offset:
