@@ -41,7 +41,9 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    flags: Annotated[list[str] | None, typer.Argument(metavar="[-- ENGINE FLAGS]")] = None,
+    flags: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ENGINE FLAGS]", help="Flags for the engine.")
+    ] = None,
     n_predict: Annotated[int, typer.Option("-n", min=1, help="Tokens to generate.")] = 64,
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="What to ask.")] = PROMPT,
     json: JsonOption = False,

@@ -52,7 +52,7 @@ def listing(
 
 
 def name(
-    phone: Annotated[str, typer.Argument(metavar="PHONE")],
+    phone: Annotated[str, typer.Argument(metavar="PHONE", help="Name, uuid prefix or serial.")],
     new: Annotated[str, typer.Argument(metavar="NAME", help="Empty takes the name away.")],
     json: JsonOption = False,
     db: DbOption = None,
@@ -66,7 +66,7 @@ def name(
 
 
 def tag(
-    phone: Annotated[str, typer.Argument(metavar="PHONE")],
+    phone: Annotated[str, typer.Argument(metavar="PHONE", help="Name, uuid prefix or serial.")],
     changes: Annotated[list[str], typer.Argument(metavar="+TAG|-TAG...", help="Put `--` before the first -TAG.")],
     json: JsonOption = False,
     db: DbOption = None,

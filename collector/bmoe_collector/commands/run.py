@@ -46,7 +46,10 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    words: Annotated[list[str] | None, typer.Argument(metavar="PLAN.toml | -- ENGINE FLAGS")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PLAN.toml | -- ENGINE FLAGS", help="A plan, or with --model the engine's flags."),
+    ] = None,
     model: Annotated[str, typer.Option("--model", "-m", help="Model by name: one benchmark instead of a plan.")] = "",
     engine: Annotated[
         str, typer.Option("--engine", help="Engine by its configured name; else the phone's default.")
