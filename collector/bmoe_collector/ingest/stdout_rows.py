@@ -190,10 +190,12 @@ class StdoutRows:
         if fatal:
             self.fatal_error = str(event.values.get("msg") or "fatal error without a message")
         mine = self._open and number == self._begun
+        # A generation that broke off has rows in the CSV, under the number it would have had.
+        broken = fatal and mine and self._turn_tokens > 0
         self._sink.turn(
-            turn=None,
+            turn=self.done if broken else None,
             request_id=number,
-            kind="rejected",
+            kind="generate" if broken else "rejected",
             state="fatal" if fatal else "rejected",
             tokens=self._turn_tokens if mine else 0,
             text=bytes(self._text) if mine else b"",
@@ -253,7 +255,7 @@ class StdoutRows:
             mb, ms = self._load
             self._other(0, "BMOE_LOAD " + to_json({"mb": mb, "ms": ms}))
             self._load = (None, None)
-        if self.session:
+        if self.session or self.requests:
             self._cut_open_turn()
             for number, request in self.requests.items():
                 if not request.used and request.state in ("not_run", "fatal", "cancelled", "sent", "began"):
