@@ -265,6 +265,13 @@ def _scan(file: Path, kind: str, header: list[str], good_end: int) -> tuple[pl.L
         infer_schema_length=200,
         encoding="utf8-lossy",
     )
+    try:
+        found = raw.collect_schema().names()
+    except pl.exceptions.PolarsError as error:
+        raise UserError(f"{file}: its rows cannot be read: {str(error).splitlines()[0]}") from None
+    if missing := [name for name in types if name in header and name not in found]:
+        # a line of blanks or odd line ends above it: the columns' names are not where a CSV has them
+        raise UserError(f"{file}: its header of columns cannot be read as a CSV's: no column {', '.join(missing)}")
     added = [pl.lit(None, dtype=dtype).alias(name) for name, dtype in types.items() if name not in header]
     raw = raw.with_columns(added)
     if "weight" in types:
