@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
@@ -56,8 +57,7 @@ def paired(a: Sequence[float], b: Sequence[float], wanted: float | None = None, 
         return Effect(math.exp(mean), None, None, None, False, None, None, can, None)
     sd = float(differences.std(ddof=1))
     p = _sign_test(differences, seed)
-    rng = np.random.default_rng(seed)
-    means = differences[rng.integers(0, n, (RESAMPLES, n))].mean(axis=1)
+    means = differences[_resampled(seed, n)].mean(axis=1)
     low, high = _quantiles(means, n - 1, n)
     standard_error = sd / math.sqrt(n)
     return Effect(
@@ -166,8 +166,7 @@ def _sign_test(differences: Any, seed: int) -> float:
     if n <= 14:
         signs = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
         return float((np.abs(signs @ differences) >= seen - tolerance).mean())
-    rng = np.random.default_rng(seed)
-    signs = rng.choice([-1.0, 1.0], (DRAWS, n))
+    signs = _signs(seed, n)
     return (1 + int((np.abs(signs @ differences) >= seen - tolerance).sum())) / (DRAWS + 1)
 
 
@@ -184,9 +183,25 @@ def _label_test(x: Any, y: Any, seed: int) -> float:
     if math.comb(total, n) <= DRAWS:
         sums = np.array([both[list(chosen)].sum() for chosen in combinations(range(total), n)])
         return float((distance(sums) >= seen - tolerance).mean())
-    rng = np.random.default_rng(seed)
-    sums = np.array([both[rng.permutation(total)[:n]].sum() for _ in range(DRAWS)])
+    sums = both[_deals(seed, total, n)].sum(axis=1)
     return (1 + int((distance(sums) >= seen - tolerance).sum())) / (DRAWS + 1)
+
+
+# One comparison asks the same of every metric: what is drawn depends on the seed and the counts alone, so it is drawn once.
+@lru_cache(maxsize=4)
+def _signs(seed: int, n: int) -> Any:
+    return np.random.default_rng(seed).choice([-1.0, 1.0], (DRAWS, n))
+
+
+@lru_cache(maxsize=4)
+def _deals(seed: int, total: int, n: int) -> Any:
+    rng = np.random.default_rng(seed)
+    return np.array([rng.permutation(total)[:n] for _ in range(DRAWS)])
+
+
+@lru_cache(maxsize=4)
+def _resampled(seed: int, n: int) -> Any:
+    return np.random.default_rng(seed).integers(0, n, (RESAMPLES, n))
 
 
 def _quantiles(means: Any, df: int, smallest_group: int) -> tuple[float, float]:
