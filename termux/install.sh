@@ -72,12 +72,15 @@ bmoe_setup() (
         sed -n 's/^version *= *\([0-9]*\.[0-9]*\).*/\1/p' "$venv/pyvenv.cfg" 2>/dev/null || :
     }
 
+    # has MODULE: whether Python finds it; not by import, since what it needs itself comes with the agent
+    has() { python3 -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)' "$1"; }
+
     packages() {
         lack=''
         there python3 || lack="$lack python"
         if there python3; then
-            python3 -c 'import pip' 2>/dev/null || lack="$lack python-pip"
-            python3 -c 'import grpc' 2>/dev/null || lack="$lack python-grpcio"
+            has pip || lack="$lack python-pip"
+            has grpc || lack="$lack python-grpcio"
         else
             lack="$lack python-pip python-grpcio"
         fi
@@ -90,8 +93,8 @@ bmoe_setup() (
         # shellcheck disable=SC2086  # a list of names
         pkg install -y $lack || could_not "install$lack: is the network there? pkg install$lack says more"
         there python3 || give_up 'there is no Python: pkg install python'
-        python3 -c 'import pip' 2>/dev/null || give_up 'there is no pip: pkg install python-pip'
-        python3 -c 'import grpc' 2>/dev/null ||
+        has pip || give_up 'there is no pip: pkg install python-pip'
+        has grpc ||
             give_up 'Python has no grpc, and pip cannot build it here: pkg upgrade && pkg install python-grpcio'
     }
 
@@ -191,11 +194,11 @@ command=\$1
 shift
 exec "\$venv/bin/\$command" "\$@"
 END
-        for name in bmoe-agent bmoe-sim; do
-            write "$PREFIX/bin/$name" 755 <<END
+        for program in bmoe-agent bmoe-sim; do
+            write "$PREFIX/bin/$program" 755 <<END
 #!$PREFIX/bin/sh
 # $mark.
-exec '$data/start' $name "\$@"
+exec '$data/start' $program "\$@"
 END
         done
         inside=$("$venv/bin/python" -c 'import bmoe_agent; print(bmoe_agent.__path__[0])')/termux/install.sh
