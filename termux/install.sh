@@ -342,7 +342,8 @@ END
         if [ -d "$place" ]; then
             if there sv; then
                 services
-                sv down bmoe-agent >/dev/null 2>&1 || could_not 'stop the agent: sv down bmoe-agent'
+                # unlike `down` it waits until the agent has ended
+                sv stop bmoe-agent >/dev/null 2>&1 || could_not 'stop the agent: sv stop bmoe-agent'
             fi
             if ours "$place/run"; then
                 rm -rf "$place"
@@ -358,7 +359,7 @@ END
         rm -rf "$data"
         step 'the program is gone'
         if [ "$purge" = yes ]; then
-            rm -rf "$home"
+            rm -rf "$home" "$PREFIX/var/log/sv/bmoe-agent"
             step "$home is gone; on the host: bmoe unpair"
         elif [ -d "$home" ]; then
             step "$home is kept, with its identity and records; a new installation goes on with it"

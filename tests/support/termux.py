@@ -72,7 +72,7 @@ for name in "$@"; do
 done
 """
 SV = """#!@PREFIX@/bin/sh
-# sv up|down|restart|status NAME: runs a service's `run` for real, with what it says in run.log
+# sv up|down|stop|restart|status NAME: runs a service's `run` for real, with what it says in run.log
 place=$SVDIR/$2
 running() { [ -f "$place/pid" ] && kill -0 "$(cat "$place/pid")" 2>/dev/null; }
 echo "sv $*" >>"@ROOT@/sv.log"
@@ -81,7 +81,7 @@ case $1 in
         [ -x "$place/run" ] && [ ! -e "$place/down" ] || exit 1
         running || { "$place/run" >>"$place/run.log" 2>&1 </dev/null & echo $! >"$place/pid"; }
         ;;
-    down)
+    down|stop)
         running || exit 0
         kill "$(cat "$place/pid")"
         while running; do sleep 0.05; done

@@ -82,6 +82,7 @@ NIGHT = {
     "clocks": CLOCKS,
     "agents": "pid 4200\nCpus_allowed_list:\t0-7\ncpuset /top-app",
     "storage": "Filesystem 1K-blocks Used Available Use% Mounted on\n/dev/block/dm-44 231000000 100000000 131000000 44% /data",
+    "page": "16384",
     "time": "1700000000",
 }
 
@@ -101,6 +102,9 @@ def test_a_phone_ready_for_a_night():
     assert set(states.values()) == {"ok"}, states
     assert "com.termux.boot" in found["termux"].seen
     assert "cpu0" in found["thermal_service"].seen
+    assert "16384" in found["page_size"].seen
+    lock = "\nWake Locks: size=1\n  PARTIAL_WAKE_LOCK  'termux-wakelock' ACQ=-3h (uid=10312 pid=4100)\n"
+    assert [examined(power=POWER + extra)["wake_lock"].seen[:4] for extra in ("", lock)] == ["not ", "held"]
 
 
 @pytest.mark.parametrize(

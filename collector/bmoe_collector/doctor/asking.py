@@ -50,6 +50,7 @@ QUESTIONS: Mapping[str, str] = {
     "agents": "for f in $(grep -la '[b]moe-agent' /proc/[0-9]*/cmdline); do p=${f%/cmdline}; "
     "if tr '\\0' ' ' <$f | grep -q '[b]moe-agent serve'; then echo \"pid ${p#/proc/}\"; "
     'grep Cpus_allowed_list $p/status; echo "cpuset $(cat $p/cpuset)"; fi; done 2>/dev/null',
+    "page": "getconf PAGE_SIZE",
     "storage": "df -k /data",
     "time": "date +%s",
 }

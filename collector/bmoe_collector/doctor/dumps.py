@@ -45,7 +45,15 @@ def examine(answers: Answers, now_s: float | None = None) -> list[Check]:
         found += [battery_exemption(answers), standby_bucket(answers), background(answers)]
     else:
         found += [_unasked(name) for name in ("phantom_processes", "freezer", "battery_exemption", "standby_bucket")]
-    each: list[Callable[[Answers], Iterator[Check]]] = [cpusets, awake, thermal, clock_caps, storage]
+    each: list[Callable[[Answers], Iterator[Check]]] = [
+        cpusets,
+        awake,
+        wake_lock,
+        thermal,
+        clock_caps,
+        storage,
+        page_size,
+    ]
     for look in each:
         found.extend(look(answers))
     found.append(wall_clock(answers, time.time() if now_s is None else now_s))
@@ -207,6 +215,17 @@ def awake(answers: Answers) -> Iterator[Check]:
         yield Check("battery_saver", FAIL, "battery saver is on: clocks are held down", fix)
 
 
+def wake_lock(answers: Answers) -> Iterator[Check]:
+    """Whether Termux holds its wake lock now. It need not: the agent takes it while a plan runs."""
+    text = answers.text.get("power")
+    if text is None:
+        yield Check("wake_lock", UNKNOWN, answers.refused.get("power", ""))
+        return
+    held = re.search(r"PARTIAL_WAKE_LOCK.*termux", text)
+    seen = "held" if held else "not held now; the agent takes it while a plan runs"
+    yield Check("wake_lock", OK, f"{seen} (it prevents neither freezing nor killing)")
+
+
 def thermal(answers: Answers) -> Iterator[Check]:
     """What the thermal service says."""
     values = kernel_dump.thermal_service(answers.text.get("thermal", ""))
@@ -254,6 +273,17 @@ def storage(answers: Answers) -> Iterator[Check]:
     free = int(row[-3])
     seen = f"{free >> 10} MiB free on /data"
     yield Check("free_space", FAIL if free < _LITTLE_KIB // 4 else WARN if free < _LITTLE_KIB else OK, seen)
+
+
+def page_size(answers: Answers) -> Iterator[Check]:
+    """How large a page is: an engine aligned to less does not load (the phone's own doctor looks into the file)."""
+    text = answers.text.get("page", "")
+    if text.isdigit():
+        large = int(text) > 4096
+        seen = f"{text} bytes" + ("; engines must be aligned to as much" if large else "")
+        yield Check("page_size", OK, seen, ["on the phone: bmoe-agent doctor"] if large else [])
+    else:
+        yield Check("page_size", UNKNOWN, answers.refused.get("page", "not understood"))
 
 
 def wall_clock(answers: Answers, now_s: float) -> Check:
