@@ -116,6 +116,23 @@ def _bytewise_postgresql(element: Bytewise, compiler: Any, **how: Any) -> str:
     return f'({compiler.process(element.clauses, **how)} COLLATE "C")'
 
 
+class Falling(FunctionElement[Any]):
+    """Largest first, NULL last. SQLite does so by itself, and then reads an index backwards; Postgres is told."""
+
+    name = "falling"
+    inherit_cache = True
+
+
+@compiles(Falling)
+def _falling(element: Falling, compiler: Any, **how: Any) -> str:
+    return f"{compiler.process(element.clauses, **how)} DESC NULLS LAST"
+
+
+@compiles(Falling, "sqlite")
+def _falling_sqlite(element: Falling, compiler: Any, **how: Any) -> str:
+    return f"{compiler.process(element.clauses, **how)} DESC"
+
+
 @cache
 def fields() -> Mapping[str, Field]:
     """Every name but labels and `verdict`, in the order they are looked for."""

@@ -10,12 +10,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, or_, select
 
 from bmoe_collector.common import UserError
 from bmoe_collector.query.fields import (
+    Falling,
     canonical,
     compile_where,
     contains,
@@ -85,18 +87,23 @@ def list_runs(store: Store, selection: Selection = EVERYTHING, columns: Sequence
     names = tuple(dict.fromkeys(canonical(name) for name in columns))
     if not names:
         raise UserError("a list needs at least one column; `bmoe runs --fields` lists them")
-    query = select(RUNS.c.run_no, *(_column(name) for name in names)).select_from(source())
-    query = query.where(*conditions(selection)).order_by(*_order(selection.sort))
+    query = _selected(names).where(*conditions(selection)).order_by(*_order(tuple(selection.sort)))
     if selection.limit:
         query = query.limit(selection.limit + 1)
     with store.read() as connection:
-        rows: list[Any] = list(connection.execute(query))
+        rows: list[Any] = list(connection.execute(query).all())
         more = bool(selection.limit) and len(rows) > selection.limit
         rows = rows[: selection.limit] if more else rows
         numbers = [row[0] for row in rows]
         whole = selection.limit == 0
         many = {name: _many(connection, name, numbers, whole=whole) for name in names if name in {"labels", "verdicts"}}
-    return Page(names, [_plain_row(names, row, many) for row in rows], more)
+    return Page(names, _plain_rows(names, rows, many), more)
+
+
+# Putting a statement together takes longer than answering it from an index: what can be known beforehand is kept.
+@lru_cache(maxsize=64)
+def _selected(names: tuple[str, ...]) -> Select[Any]:
+    return select(RUNS.c.run_no, *(_column(name) for name in names)).select_from(source())
 
 
 def _column(name: str) -> ColumnElement[Any]:
@@ -108,20 +115,28 @@ def _column(name: str) -> ColumnElement[Any]:
     return expression(name)
 
 
-def _plain_row(names: Sequence[str], row: Sequence[Any], many: dict[str, dict[int, Any]]) -> tuple[Any, ...]:
-    values: list[Any] = []
-    for name, value in zip(names, row[1:], strict=True):
+def _plain_rows(
+    names: Sequence[str], rows: Sequence[Sequence[Any]], many: dict[str, dict[int, Any]]
+) -> list[tuple[Any, ...]]:
+    """Values as both databases should have given them, column by column."""
+    if not rows:
+        return []
+    numbers, *columns = zip(*rows, strict=True)
+    made: list[Sequence[Any]] = []
+    for name, values in zip(names, columns, strict=True):
+        kind = fields()[name].kind if name in fields() else ""
         if name == "labels":
-            values.append(many[name].get(row[0], {}))
+            made.append([many[name].get(number, {}) for number in numbers])
         elif name == "verdicts":
-            values.append(many[name].get(row[0], []))
+            made.append([many[name].get(number, []) for number in numbers])
         elif name == "started":
-            values.append(utc(value))
-        elif value is not None and name in fields() and fields()[name].kind in {"bool", "int"}:
-            values.append(bool(value) if fields()[name].kind == "bool" else int(value))
+            made.append([utc(value) for value in values])
+        elif kind in {"bool", "int"}:
+            to = bool if kind == "bool" else int
+            made.append([None if value is None else to(value) for value in values])
         else:
-            values.append(value)
-    return tuple(values)
+            made.append(values)
+    return list(zip(*made, strict=True))
 
 
 def utc(wall_ns: int | None) -> str | None:
@@ -131,29 +146,34 @@ def utc(wall_ns: int | None) -> str | None:
     return datetime.fromtimestamp(wall_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+_ALL = {
+    "labels": select(LABELS.c.run_no, LABELS.c.key, LABELS.c.value).order_by(LABELS.c.run_no, LABELS.c.key),
+    "verdicts": select(VERDICTS.c.run_no, VERDICTS.c.code).order_by(VERDICTS.c.run_no, VERDICTS.c.at),
+}
+_SOME = {
+    name: query.where(table.c.run_no.in_(bindparam("numbers", expanding=True)))
+    for name, query, table in (("labels", _ALL["labels"], LABELS), ("verdicts", _ALL["verdicts"], VERDICTS))
+}
+
+
 def _many(connection: Connection, name: str, numbers: list[int], *, whole: bool) -> dict[int, Any]:
     """Labels (dict) or verdict codes (list) of runs, by their number."""
     found: dict[int, Any] = {}
-    table = LABELS if name == "labels" else VERDICTS
-    query = (
-        select(LABELS.c.run_no, LABELS.c.key, LABELS.c.value).order_by(LABELS.c.run_no)
-        if name == "labels"
-        else select(VERDICTS.c.run_no, VERDICTS.c.code).order_by(VERDICTS.c.run_no, VERDICTS.c.at)
-    )
     # A list of everything reads the table once; a page asks for its own runs.
-    parts: Iterable[Any] = (
-        [query]
-        if whole and len(numbers) > _CHUNK
-        else [query.where(table.c.run_no.in_(some)) for some in chunks(numbers)]
-    )
-    for part in parts:
-        for row in connection.execute(part):
-            if name == "labels":
-                found.setdefault(row[0], {})[row[1]] = row[2]
-            elif row[1] not in found.setdefault(row[0], []):
-                found[row[0]].append(row[1])
+    if whole and len(numbers) > _CHUNK:
+        rows: Iterable[Any] = connection.execute(_ALL[name]).all()
+    else:
+        rows = (
+            row for some in chunks(numbers) for row in connection.execute(_SOME[name], {"numbers": list(some)}).all()
+        )
     if name == "labels":
+        for run_no, key, value in rows:
+            found.setdefault(run_no, {})[key] = value
         return {number: dict(sorted(labels.items())) for number, labels in found.items()}
+    for run_no, code in rows:
+        codes = found.setdefault(run_no, [])
+        if code not in codes:
+            codes.append(code)
     return found
 
 
@@ -162,14 +182,15 @@ def chunks(values: Sequence[Any], size: int = _CHUNK) -> Iterable[Sequence[Any]]
     return [values[at : at + size] for at in range(0, len(values), size)]
 
 
-def _order(sort: Sequence[str]) -> list[ColumnElement[Any]]:
+@lru_cache(maxsize=64)
+def _order(sort: tuple[str, ...]) -> list[ColumnElement[Any]]:
     found: list[ColumnElement[Any]] = []
     for name in sort:
         downwards = name.startswith("-")
         column = ordering(name.lstrip("-+"))
-        found.append((column.desc() if downwards else column.asc()).nulls_last())
+        found.append(Falling(column) if downwards else column.asc().nulls_last())
     if not sort:
-        found.append(RUNS.c.started_wall_ns.desc().nulls_last())
+        found.append(Falling(RUNS.c.started_wall_ns))
     found.append(RUNS.c.run_no.desc())
     return found
 
@@ -198,10 +219,15 @@ def conditions(selection: Selection, now: datetime | None = None) -> list[Column
     found += [_verdict(code) for code in selection.verdicts]
     found += [~_verdict(code) for code in selection.without]
     if selection.where is not None:
-        found.append(compile_where(parse(selection.where)))
+        found.append(_where(selection.where))
     if selection.run_ids is not None:
         found.append(or_(*(RUNS.c.run_id.in_(some) for some in chunks(list(selection.run_ids) or [""]))))
     return found
+
+
+@lru_cache(maxsize=64)
+def _where(text: str) -> ColumnElement[bool]:
+    return compile_where(parse(text))
 
 
 def _device(text: str) -> ColumnElement[bool]:
