@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,6 +21,11 @@ from bmoe_collector.common import data_dir
 from bmoe_collector.ingest.ingestor import Ingestor, Wanted
 
 LOG = logging.getLogger("bmoe.fleet")
+SHA256_BYTES = 32
+MOST_FILES = 256  # of one run; an engine writes a handful
+MOST_AWAITED = 100_000
+SMALL_BYTES = 16 << 20  # fetched however full the disk is: a write that fails says so by itself
+KEPT_FREE_BYTES = 1 << 30  # of the disk that parts lie on
 
 
 class FileFetcher:
@@ -34,15 +40,16 @@ class FileFetcher:
 
     def expect(self, ended: pb.FollowReply.Ended) -> None:
         """Remember the files of a run whose every block was sent."""
-        for facts in ended.artifacts:
-            if not facts.problem or facts.sha256:
+        for facts in ended.artifacts[:MOST_FILES]:
+            if len(facts.sha256) == SHA256_BYTES and len(self._awaited) < MOST_AWAITED:
                 item = Wanted(ended.run_id, facts.name, facts.kind, facts.size, facts.sha256)
                 self._awaited[item.run_id, item.name] = item
 
     def resume(self) -> None:
         """Remember what the database still awaits: a collector that was killed had not fetched it."""
         for item in self._ingestor.wanted(self._uuid):
-            self._awaited.setdefault((item.run_id, item.name), item)
+            if len(item.sha256) == SHA256_BYTES:
+                self._awaited.setdefault((item.run_id, item.name), item)
 
     def pending(self) -> int:
         """How many files are still to come."""
@@ -61,6 +68,10 @@ class FileFetcher:
         """
         stored = 0
         for key, item in list(self._awaited.items()):
+            if not self._ingestor.owns(self._uuid, item.run_id):
+                LOG.warning("file of another phone's run", extra={"run": item.run_id.hex()[:32], "file": item.name})
+                del self._awaited[key]
+                continue
             try:
                 path = self._part(client, item, check)
             except calls.Refused as error:
@@ -82,6 +93,13 @@ class FileFetcher:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._folder / f"{item.sha256.hex()}-{self._uuid.hex()[:8]}.part"
         for attempt in (1, 2):
+            have = path.stat().st_size if path.exists() else 0
+            free = shutil.disk_usage(self._folder).free
+            if item.size - have > free - KEPT_FREE_BYTES and item.size - have > SMALL_BYTES:
+                LOG.warning(
+                    "no room", extra={"run": item.run_id.hex(), "file": item.name, "size": item.size, "free": free}
+                )
+                return None
             with path.open("ab") as file:
                 have = file.tell()
                 if have > item.size:
@@ -94,6 +112,8 @@ class FileFetcher:
                             raise calls.CallError(
                                 f"file {item.name}: offset {chunk.offset} came where {file.tell()} was due"
                             )
+                        if file.tell() + len(chunk.data) > item.size:
+                            raise calls.CallError(f"file {item.name}: more came than the {item.size} bytes announced")
                         file.write(chunk.data)
             with path.open("rb") as done:
                 digest = hashlib.file_digest(done, "sha256").digest()

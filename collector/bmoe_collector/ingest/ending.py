@@ -137,9 +137,9 @@ def columns(reader: RunReader) -> dict[str, Any]:
         "ended_by": (ended.ended_by or "unknown")[:16],
         "ended_boot_ns": reader.ended_boot_ns,
         "ended_wall_ns": told.clock(ended.clock, reader.ended_boot_ns),
-        "turns_asked": ended.turns_asked,
-        "turns_sent": ended.turns_sent,
-        "turns_ended": ended.turns_ended,
+        "turns_asked": told.bounded(ended.turns_asked),
+        "turns_sent": told.bounded(ended.turns_sent),
+        "turns_ended": told.bounded(ended.turns_ended),
         "run_ended": told.message(ended),
     }
 

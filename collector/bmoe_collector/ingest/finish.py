@@ -26,6 +26,8 @@ from bmoe_collector.store.engine import Store, plain, wall_ns
 from bmoe_collector.store.schema import ARTIFACTS, NOTES, RUN_FILES, RUNS, TOKENS_CSV
 
 log = logging.getLogger(__name__)
+MOST_FILES = 256
+"""Files of one run that are looked at; an engine writes a handful."""
 HOST_NOTES = 1 << 30
 """Places of notes that a host added; those of the phone's record are below."""
 
@@ -87,10 +89,10 @@ def _expect_files(connection: Connection, reader: RunReader) -> None:
     ended = reader.ended
     assert ended is not None
     have = set(connection.execute(select(ARTIFACTS.c.name).where(ARTIFACTS.c.run_no == reader.run_no)).scalars())
-    expected = [(facts.name, facts.kind, facts.size, facts.sha256, facts.problem) for facts in ended.artifacts]
+    expected = [(facts.name[:255], facts.kind, facts.size, facts.sha256, facts.problem) for facts in ended.artifacts]
     expected.append(("stdout", "stdout", ended.stdout_bytes, ended.stdout_sha256, ""))
     expected.append(("stderr", "stderr", ended.stderr_bytes, ended.stderr_sha256, ""))
-    for name, kind, size, sha, problem in expected:
+    for name, kind, size, sha, problem in expected[-MOST_FILES:]:
         stream = kind in ("stdout", "stderr")
         if name in have or (stream and not size):
             continue
@@ -101,13 +103,14 @@ def _expect_files(connection: Connection, reader: RunReader) -> None:
                 name=name[:255],
                 kind=(kind or "other")[:24],
                 size=min(size, (1 << 63) - 1),
-                sha256=sha.hex(),
+                sha256=sha.hex()[:64],
                 state=state,
                 problem=problem or None,
             )
         )
+        have.add(name)
         if sha and size:
-            put_file(connection, reader.run_no, sha.hex(), kind or "other", name, size, "agent")
+            put_file(connection, reader.run_no, sha.hex()[:64], kind or "other", name, size, "agent")
 
 
 def put_file(connection: Connection, run_no: int, sha256: str, kind: str, name: str, size: int, origin: str) -> bool:

@@ -30,6 +30,10 @@ from bmoe_collector.store.schema import ARTIFACTS, BLOCKS, CURSORS, RUNS
 
 log = logging.getLogger(__name__)
 KEEP_READERS = 64
+ID_BYTES = 16
+MOST_RAW_BYTES = 32 << 20
+"""Most of a batch that is decompressed at once; a batch may be 64 MiB of blocks that grow a thousandfold."""
+MOST_FRAMES = 1 << 40
 BLOCK_COLUMNS = ("run_no", "segment", "offset", "first_seq", "frames", "data")
 
 
@@ -93,14 +97,32 @@ class Ingestor:
     def blocks(self, agent_uuid: bytes | str, cursor: pb.Cursor, data: bytes) -> pb.Cursor:
         """Commit a batch that begins at `cursor`; returns the cursor to acknowledge.
 
-        Blocks that are here already are skipped. Raises IngestError for a batch that leaves a hole, or after committing
-        what came before bytes that are no block.
+        Blocks that are here already are skipped. Raises IngestError for a batch that leaves a hole or is of another
+        phone's run, or after committing what came before bytes that are no block. A batch that grows beyond
+        `MOST_RAW_BYTES` is committed in several transactions, so that no batch costs more memory than that.
         """
         run_id, segment = cursor.run_id.hex(), cursor.segment.hex()
-        pieces, trouble = _pieces(cursor, data)
+        if len(cursor.run_id) != ID_BYTES or len(cursor.segment) != ID_BYTES:
+            raise IngestError(
+                f"ids of {len(cursor.run_id)} and {len(cursor.segment)} bytes; they have {ID_BYTES}", cursor
+            )
+        at = 0
+        while True:
+            here = pb.Cursor(run_id=cursor.run_id, segment=cursor.segment, offset=cursor.offset + at)
+            pieces, trouble, taken = _pieces(here, data, at)
+            stands = self._pieces_in(agent_uuid, here, pieces, trouble)
+            at += taken
+            if not taken or at >= len(data):
+                return stands
+
+    def _pieces_in(self, agent_uuid: bytes | str, cursor: pb.Cursor, pieces: list[_Piece], trouble: str) -> pb.Cursor:
+        """One transaction of `blocks`."""
         try:
             with self.store.write() as connection:
-                run_no = self._run(connection, run_id, _hex(agent_uuid))
+                run_no = self._run(connection, cursor, _hex(agent_uuid), pieces)
+                if run_no is None:
+                    why = f"a batch from byte {cursor.offset} on leaves a hole" if cursor.offset else "no whole block"
+                    raise IngestError(f"run {run_id[:8]}: {trouble or why}", _cursor(run_id, segment, 0))
                 reader = self._reader(connection, run_no, run_id)
                 committed = reader.offsets.get(segment, 0)
                 fresh = self._fresh(connection, reader, segment, committed, pieces, cursor)
@@ -119,11 +141,20 @@ class Ingestor:
             raise IngestError(f"run {run_id[:8]}, segment {segment[:8]}: {trouble}", stands)
         return stands
 
-    def _run(self, connection: Connection, run_id: str, agent_uuid: str) -> int:
-        found = connection.execute(select(RUNS.c.run_no).where(RUNS.c.run_id == run_id)).scalar()
-        if found is not None:
-            return int(found)
-        return new_run(connection, run_id, "agent", agent_uuid=agent_uuid)
+    def _run(self, connection: Connection, cursor: pb.Cursor, agent_uuid: str, pieces: Sequence[_Piece]) -> int | None:
+        """The run's number, made when it is new; None when it is new and nothing of it came. A phone adds to its own alone."""
+        run_id = cursor.run_id.hex()
+        found = connection.execute(select(RUNS.c.run_no, RUNS.c.agent_uuid).where(RUNS.c.run_id == run_id)).first()
+        if found is None:
+            if not pieces or cursor.offset:
+                return None
+            return new_run(connection, run_id, "agent", agent_uuid=agent_uuid)
+        if found[1] != agent_uuid:
+            raise IngestError(
+                f"run {run_id[:8]} is another phone's ({str(found[1])[:8]}): nothing of it is taken from {agent_uuid[:8]}",
+                _cursor(run_id, cursor.segment.hex(), 0),
+            )
+        return int(found[0])
 
     def _reader(self, connection: Connection, run_no: int, run_id: str) -> RunReader:
         """The run's parser, standing where the database stands."""
@@ -237,6 +268,12 @@ class Ingestor:
     def holds(self, run_id: bytes | str, name: str, sha256: bytes | str) -> bool:
         """Whether a run's file is stored already, however it came: then it may be acknowledged without fetching."""
         query = (
+    def owns(self, agent_uuid: bytes | str, run_id: bytes | str) -> bool:
+        """Whether a run came from this phone, so that it may give its files."""
+        query = select(RUNS.c.run_no).where(RUNS.c.run_id == _hex(run_id), RUNS.c.agent_uuid == _hex(agent_uuid))
+        with self.store.read() as connection:
+            return connection.execute(query).first() is not None
+
             select(ARTIFACTS.c.name)
             .join(RUNS, RUNS.c.run_no == ARTIFACTS.c.run_no)
             .where(RUNS.c.run_id == _hex(run_id), ARTIFACTS.c.name == name)
@@ -276,27 +313,36 @@ def _in_order(reader: RunReader, segment: str) -> bool:
     return order[-1] == segment and chain({name: reader.segments[name].previous for name in order}) == order
 
 
-def _pieces(cursor: pb.Cursor, data: bytes) -> tuple[list[_Piece], str]:
-    """Whole blocks of a batch, and why what follows them is none."""
+def _pieces(cursor: pb.Cursor, data: bytes, begin: int = 0) -> tuple[list[_Piece], str, int]:
+    """Whole blocks from byte `begin` of a batch (where `cursor` stands), why what follows them is none, and how many
+    bytes they are: at most `MOST_RAW_BYTES` of frames are decompressed, the next call goes on.
+    """
     pieces: list[_Piece] = []
     try:
-        for block in framing.scan(data):
+        for block in framing.scan(data, begin):
+            if pieces and grown + block.raw_bytes > MOST_RAW_BYTES:
+                break
+            grown += block.raw_bytes
             if block.run_id != cursor.run_id or block.segment != cursor.segment:
-                return pieces, f"byte {cursor.offset + block.offset}: a block of another run or segment"
+                return pieces, f"byte {base + block.offset}: a block of another run or segment", done - begin
+            if block.first_seq + block.count > MOST_FRAMES:
+                return pieces, f"byte {base + block.offset}: frame {block.first_seq} of one run", done - begin
             raw = block.raw()
             frames = framing.split_frames(raw, block.offset)
             if len(frames) != block.count:
-                return (
-                    pieces,
-                    f"byte {cursor.offset + block.offset}: {len(frames)} frames, its header says {block.count}",
-                )
-            start = cursor.offset + block.offset
-            end = cursor.offset + block.end
+    grown = 0
+    done = begin
+    base = cursor.offset - begin
+                said = f"byte {base + block.offset}: {len(frames)} frames, its header says {block.count}"
+                return pieces, said, done - begin
+            start = base + block.offset
+            end = base + block.end
+            done = block.end
             pieces.append(_Piece(start, end, block.first_seq, frames, raw, bytes(data[block.offset : block.end])))
     except framing.FramingError as error:
         if not error.torn:
-            return pieces, f"byte {cursor.offset + error.offset}: {error.reason}"
-    return pieces, ""
+            return pieces, f"byte {base + error.offset}: {error.reason}", done - begin
+    return pieces, "", done - begin
 
 
 def _cursor(run_id: str, segment: str, offset: int) -> pb.Cursor:

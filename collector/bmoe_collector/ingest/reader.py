@@ -136,13 +136,14 @@ class RunReader:
         if kind is None:
             self.sink.add("unknown_frames", segment.segment, seq, _boot(frame), raw)
             return
-        self._handlers[kind](getattr(frame, kind), _boot(frame), segment, seq)
+        said = getattr(frame, kind)
+        if kind != "output":
+            told.without_nul(said)
+        self._handlers[kind](said, _boot(frame), segment, seq)
 
     def _segment_opened(self, opened: pb.SegmentOpened, _boot_ns: int, segment: Segment, _seq: int) -> None:
         segment.opened = told.message(opened)
-        segment.previous = opened.previous_segment.hex() or None
-        if opened.agent_uuid:
-            self.changes["agent_uuid"] = opened.agent_uuid.hex()
+        segment.previous = opened.previous_segment.hex()[:32] or None
 
     def _run_started(self, started: pb.RunStarted, boot_ns: int, _segment: Segment, _seq: int) -> None:
         if self.started is not None:
@@ -171,7 +172,7 @@ class RunReader:
             if output.offset > stream.offset:
                 name = STREAMS[output.stream]
                 why = f"{name}: bytes {stream.offset} to {output.offset - 1} never came"
-                self._undeclared_gap("output", None, output.offset - stream.offset, why, None)
+                self._undeclared_gap("output", None, told.signed(output.offset - stream.offset), why, None)
                 if output.stream == pb.STREAM_STDOUT:
                     self.stdout.feed(b"\n")  # what comes is not the end of the line that was cut
             else:  # a tail that began again reads what it had told already
@@ -216,10 +217,10 @@ class RunReader:
                 boot_ns,
                 part.part[:32],
                 *head,
-                part.bytes,
-                part.pages,
-                part.pages_looked_at,
-                part.pages_resident if seen else None,
+                told.signed(part.bytes),
+                told.signed(part.pages),
+                told.signed(part.pages_looked_at),
+                told.signed(part.pages_resident) if seen else None,
                 part.fraction if seen else None,
                 part.standard_error if seen else None,
                 cost,
@@ -281,7 +282,7 @@ class RunReader:
         self.gaps += 1
         frames, size = told.signed(gap.frames), told.signed(gap.bytes)
         self.sink.add(
-            "gaps", boot_ns, view(gap.what), frames, size, view(gap.why), gap.lost_segment.hex() or None, True
+            "gaps", boot_ns, view(gap.what), frames, size, view(gap.why), gap.lost_segment.hex()[:32] or None, True
         )
 
     def _run_ended(self, ended: pb.RunEnded, boot_ns: int, segment: Segment, seq: int) -> None:
@@ -302,6 +303,6 @@ def _boot(frame: pb.Frame) -> int:
 def _request(line: bytes) -> Any:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {"text": view(line)}
-    return found if isinstance(found, dict) else {"text": view(line)}
+    return found if isinstance(found, dict) and told.shallow(found) else {"text": view(line)}

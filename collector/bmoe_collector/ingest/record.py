@@ -74,7 +74,9 @@ def put_started(connection: Connection, reader: RunReader) -> None:
     if reader.plan is not None:
         insert_new(connection, PLANS, reader.plan)
     put_labels(connection, reader.run_no, reader.labels, "plan")
-    if reader.started is not None and reader.started.device.agent_uuid:
+    owner = connection.execute(select(RUNS.c.agent_uuid).where(RUNS.c.run_no == reader.run_no)).scalar()
+    # A phone speaks for itself alone.
+    if reader.started is not None and owner and reader.started.device.agent_uuid.hex() == owner:
         put_device(connection, reader.started.device)
 
 

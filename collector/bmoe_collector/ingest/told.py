@@ -54,6 +54,31 @@ def signed(value: int) -> int | None:
     return value if value < 1 << 63 else None
 
 
+def bounded(value: int) -> int:
+    """A number for a column of 31 bits: a count that a phone cannot have is the most there is."""
+    return min(value, (1 << 31) - 1)
+
+
+def without_nul(told: Message) -> None:
+    """Show NUL in a message's texts as `view` does: no text column can hold it. The frame as it came stays in its block."""
+    for field, value in told.ListFields():
+        if field.type == field.TYPE_STRING:
+            if field.is_repeated:
+                for at, item in enumerate(value):
+                    if "\0" in item:
+                        value[at] = view(item)
+            elif "\0" in value:
+                setattr(told, field.name, view(value))
+        elif field.message_type is not None and field.message_type.GetOptions().map_entry:
+            if any("\0" in f"{key}{item}" for key, item in value.items()):
+                clean = {view(key): view(item) for key, item in value.items()}
+                value.clear()
+                value.update(clean)
+        elif field.message_type is not None:
+            for item in value if field.is_repeated else (value,):
+                without_nul(item)
+
+
 def clock(pair: pb.ClockPair, boot_ns: int) -> int | None:
     """The wall time of a boot time, by a pair of both; None without one."""
     if not pair.wall_ns:
@@ -85,7 +110,7 @@ def started(told: pb.RunStarted, boot_ns: int) -> dict[str, Any]:
         "device": message(device),
         "engine_name": engine.name or None,
         "engine_version": version(engine.version_text),
-        "engine_sha256": engine.sha256 or None,
+        "engine_sha256": engine.sha256[:64] or None,
         "engine": message(engine),
         "model_name": model.name or None,
         "model_arch": model.architecture or None,
@@ -96,15 +121,15 @@ def started(told: pb.RunStarted, boot_ns: int) -> dict[str, Any]:
         "environment": {view(key): view(value) for key, value in told.environment.items()},
         "prompt": prompt,
         "prompt_sha256": prompt_hash(cell),
-        "plan_id": told.plan_id or None,
+        "plan_id": told.plan_id[:64] or None,
         "plan_name": told.plan_name or None,
-        "plan_sha256": told.plan_sha256 or None,
-        "plan_cells": told.plan_cells or None,
+        "plan_sha256": told.plan_sha256[:64] or None,
+        "plan_cells": bounded(told.plan_cells) or None,
         "cell": cell.name or None,
-        "cell_index": cell.index,
-        "repeat": cell.repeat,
-        "block": cell.block,
-        "attempt": told.attempt or None,
+        "cell_index": bounded(cell.index),
+        "repeat": bounded(cell.repeat),
+        "block": bounded(cell.block),
+        "attempt": bounded(told.attempt) or None,
         "asked": message(cell),
         "sampling": message(told.sampling),
         "question": question,
@@ -113,7 +138,7 @@ def started(told: pb.RunStarted, boot_ns: int) -> dict[str, Any]:
         "started_boot_ns": signed(boot_ns),
         "started_wall_ns": clock(told.clock, boot_ns),
         "clock_uncertainty_ns": signed(told.clock.uncertainty_ns),
-        "boot_id": told.clock.boot_id or None,
+        "boot_id": told.clock.boot_id[:64] or None,
         "directory": told.directory or None,
     }
 
@@ -133,11 +158,11 @@ def plan(told: pb.RunStarted) -> dict[str, Any] | None:
     if not told.plan_id:
         return None
     return {
-        "plan_id": told.plan_id,
+        "plan_id": told.plan_id[:64],
         "name": view(told.plan_name),
         "text": view(told.plan_text),
-        "sha256": told.plan_sha256,
-        "cells": told.plan_cells,
+        "sha256": told.plan_sha256[:64],
+        "cells": bounded(told.plan_cells),
         "question": _json(told.question_json),
         "submitted_wall_ns": None,
     }
@@ -161,9 +186,18 @@ def _json(text: str) -> Any:
     if not text.strip():
         return None
     try:
-        return json.loads(text)
-    except ValueError:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
         return {"unreadable": text}
+    return found if shallow(found) else {"unreadable": text}
+
+
+def shallow(value: Any, levels: int = 32) -> bool:
+    """Whether JSON is nested no deeper than anything here can write again."""
+    if not isinstance(value, dict | list):
+        return True
+    items = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(shallow(item, levels - 1) for item in items)
 
 
 def facts(text: str) -> Mapping[str, Any]:
