@@ -101,7 +101,6 @@ class Ingestor:
         phone's run, or after committing what came before bytes that are no block. A batch that grows beyond
         `MOST_RAW_BYTES` is committed in several transactions, so that no batch costs more memory than that.
         """
-        run_id, segment = cursor.run_id.hex(), cursor.segment.hex()
         if len(cursor.run_id) != ID_BYTES or len(cursor.segment) != ID_BYTES:
             raise IngestError(
                 f"ids of {len(cursor.run_id)} and {len(cursor.segment)} bytes; they have {ID_BYTES}", cursor
@@ -117,6 +116,7 @@ class Ingestor:
 
     def _pieces_in(self, agent_uuid: bytes | str, cursor: pb.Cursor, pieces: list[_Piece], trouble: str) -> pb.Cursor:
         """One transaction of `blocks`."""
+        run_id, segment = cursor.run_id.hex(), cursor.segment.hex()
         try:
             with self.store.write() as connection:
                 run_no = self._run(connection, cursor, _hex(agent_uuid), pieces)
@@ -265,15 +265,15 @@ class Ingestor:
                 for run_id, name, kind, size, sha in connection.execute(query)
             ]
 
-    def holds(self, run_id: bytes | str, name: str, sha256: bytes | str) -> bool:
-        """Whether a run's file is stored already, however it came: then it may be acknowledged without fetching."""
-        query = (
     def owns(self, agent_uuid: bytes | str, run_id: bytes | str) -> bool:
         """Whether a run came from this phone, so that it may give its files."""
         query = select(RUNS.c.run_no).where(RUNS.c.run_id == _hex(run_id), RUNS.c.agent_uuid == _hex(agent_uuid))
         with self.store.read() as connection:
             return connection.execute(query).first() is not None
 
+    def holds(self, run_id: bytes | str, name: str, sha256: bytes | str) -> bool:
+        """Whether a run's file is stored already, however it came: then it may be acknowledged without fetching."""
+        query = (
             select(ARTIFACTS.c.name)
             .join(RUNS, RUNS.c.run_no == ARTIFACTS.c.run_no)
             .where(RUNS.c.run_id == _hex(run_id), ARTIFACTS.c.name == name)
@@ -318,6 +318,9 @@ def _pieces(cursor: pb.Cursor, data: bytes, begin: int = 0) -> tuple[list[_Piece
     bytes they are: at most `MOST_RAW_BYTES` of frames are decompressed, the next call goes on.
     """
     pieces: list[_Piece] = []
+    grown = 0
+    done = begin
+    base = cursor.offset - begin
     try:
         for block in framing.scan(data, begin):
             if pieces and grown + block.raw_bytes > MOST_RAW_BYTES:
@@ -330,9 +333,6 @@ def _pieces(cursor: pb.Cursor, data: bytes, begin: int = 0) -> tuple[list[_Piece
             raw = block.raw()
             frames = framing.split_frames(raw, block.offset)
             if len(frames) != block.count:
-    grown = 0
-    done = begin
-    base = cursor.offset - begin
                 said = f"byte {base + block.offset}: {len(frames)} frames, its header says {block.count}"
                 return pieces, said, done - begin
             start = base + block.offset
