@@ -100,13 +100,13 @@ class Config:
         if not self.model_dirs:
             raise ConfigError(f"{self.home / 'config.toml'}: no model directory: run bmoe-agent init --models DIR")
         if not name or "\0" in name or ".." in Path(name).parts:
-            raise ConfigError(f"model name {name!r} is not a name inside a model directory")
+            raise ConfigError(f"model name {name[:80]!r} is not a name inside a model directory")
         for directory in self.model_dirs:
             for candidate in (directory / name, directory / f"{name}.gguf"):
-                if _inside(candidate, directory) and candidate.is_file():
+                if _inside(candidate, directory) and os.path.isfile(candidate):  # False for a name too long, too
                     return candidate
         where = ", ".join(str(directory) for directory in self.model_dirs)
-        raise ConfigError(f"model {name!r} is not in {where}")
+        raise ConfigError(f"model {name[:80]!r} is not in {where}")
 
     def models(self) -> list[str]:
         """Names of all models here; of a split model its first shard."""

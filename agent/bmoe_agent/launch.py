@@ -43,7 +43,26 @@ status=$?
 echo "exit $status" 1<>status
 """
 _PASSED_ON = ("PATH", "HOME", "TMPDIR", "PREFIX", "ANDROID_ROOT", "ANDROID_DATA")
-_REFUSED_VARIABLES = {"LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "ENV", "BASH_ENV", "IFS", "PATH"}
+# What the linker, the C library or the launcher's own shell acts on, and where programs and files are looked for.
+_REFUSED_VARIABLES = frozenset(
+    [
+        "ENV",
+        "BASH_ENV",
+        "BASHOPTS",
+        "SHELLOPTS",
+        "PS4",
+        "IFS",
+        "CDPATH",
+        "PATH",
+        "HOME",
+        "TMPDIR",
+        "PREFIX",
+        "GCONV_PATH",
+        "LOCPATH",
+        "NLSPATH",
+    ]
+)
+_REFUSED_BEGINNINGS = ("LD_", "GLIBC_", "MALLOC_", "ANDROID_", "BASH_")
 _PID_DEADLINE_S = 20.0
 _EXEC_DEADLINE_S = 1.0
 
@@ -96,8 +115,10 @@ def clean_environment(
     for key, value in given.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key) or "\0" in value:
             raise LaunchError("bad_environment", f"environment variable {key!r} cannot be set")
-        if key in _REFUSED_VARIABLES or key.startswith("LD_"):
+        if key in _REFUSED_VARIABLES or key.startswith(_REFUSED_BEGINNINGS):
             raise LaunchError("bad_environment", f"environment variable {key} is not a plan's to set")
+        if "/" in value:
+            raise LaunchError("bad_environment", f"environment variable {key}={value[:80]!r}: a plan names no paths")
         environment[key] = value
     if ld_library_path:
         environment["LD_LIBRARY_PATH"] = ld_library_path

@@ -21,7 +21,7 @@ from bmoe_proto.contract.flags import BY_SPELLING
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_agent.engine import check_flags, flags_of
-from bmoe_agent.launch import ARGUMENT_LIMIT
+from bmoe_agent.launch import ARGUMENT_LIMIT, LaunchError, clean_environment
 
 # Name of an artifact (telemetry.proto, Cell.artifacts) to the flag that asks for it and the file it is written to.
 ARTIFACTS: Mapping[str, tuple[str, str]] = {
@@ -75,6 +75,10 @@ def check_cell(cell: pb.Cell) -> list[str]:
         if turn.kind not in {"", "generate", "decide"}:
             problems.append(f"turn {index}: kind {turn.kind!r} is neither generate nor decide")
     problems += _own_flags(cell.flags)
+    try:
+        clean_environment(cell.environment)
+    except LaunchError as error:
+        problems.append(str(error))
     times = {"preheat_s": cell.preheat_s, **{field.name: value for field, value in cell.watchdog.ListFields()}}
     problems += [
         f"{name} = {value}: a number from 0 to {MOST_SECONDS}"
@@ -164,7 +168,7 @@ def _own_flags(flags: Sequence[str]) -> list[str]:
         problems += [
             f"{name} {value}: a plan names no paths"
             for value in values
-            if "/" in value or value in OURS or value in _PATH_FLAGS
+            if "/" in value or value.partition("=")[0] in OURS | _PATH_FLAGS
         ]
     return problems
 
