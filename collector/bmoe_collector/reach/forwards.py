@@ -18,6 +18,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -40,8 +41,8 @@ class Forwards:
         base = base or _runtime_folder()
         try:
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = base.stat()
-            if status.st_uid != os.getuid() or status.st_mode & 0o077:
+            status = base.lstat()  # a link that another user laid here is not followed
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
                 raise OutsideError(f"{base}: belongs to another user or is open to others; remove it or chmod 700 it")
             with _locked(base / "lock"):  # nobody sweeps a folder whose lock is not held yet
                 self._sweep(base)
