@@ -278,3 +278,21 @@ def test_runs_are_found_again_oldest_first(spool, tmp_path):
     assert [run.cell_index for run in later.summaries()] == [0, 1, 2]
     assert {run.outcome for run in later.summaries()} == {"failed"}
     assert later.used_bytes == spool.used_bytes
+
+
+def test_a_run_has_started_wherever_the_flusher_cut_its_first_blocks(tmp_path):
+    """A cell whose run is not known to have started would be run again."""
+    spool = Spool(tmp_path, 1 << 30, low_water_bytes=0)
+    writer = spool.open_run(RUN)
+    writer.flush()  # the flusher came before RunStarted
+    writer.append("gap", pb.Gap(what="samples"), 8)
+    writer.flush()
+    writer.append("run_started", started(index=4), 10)
+    writer.sync()
+    assert (spool.summary(RUN).started, spool.summary(RUN).cell_index) == (True, 4)
+    writer.append("output", pb.Output(data=b"x"), 11)
+    writer.flush()
+    writer.end(pb.RunEnded(outcome="ok"), 99)
+    spool.close()
+    (found,) = Spool(tmp_path, 1 << 30).summaries()
+    assert (found.started, found.ended, found.cell_index, found.outcome) == (True, True, 4, "ok")

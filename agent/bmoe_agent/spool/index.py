@@ -1,6 +1,6 @@
 """What is known of each run in memory, and how it is learnt from its files when an agent starts.
 
-In: a spool's folder. Out: `Run`s. Only the first and the last block of a run are decompressed: a backlog of a night is
+In: a spool's folder. Out: `Run`s. Only the first blocks and the last one of a run are decompressed: a backlog of a night is
 thousands of blocks, and an agent must be serving within a second.
 """
 
@@ -19,6 +19,10 @@ from bmoe_agent.spool import layout
 from bmoe_agent.spool.layout import Segment
 from bmoe_agent.spool.summary import RunSummary
 from bmoe_agent.spool.writer import RunWriter
+
+
+_BLOCKS_BEFORE_START = 8
+_BEFORE_START = frozenset({"segment_opened", "gap"})
 
 
 @dataclass(slots=True)
@@ -56,12 +60,21 @@ def find(root: str, deleted: Collection[bytes]) -> list[Run]:
 
 
 def learn_start(run: Run) -> None:
-    """RunStarted is in the first block of the first segment that has it: it is made durable before anything else."""
+    """RunStarted comes before all but SegmentOpened and Gaps, in the first segment that has it.
+
+    Usually it is in that segment's first block, but the flusher can have written what came before it by itself.
+    """
     for segment in run.segments:
-        for frame in block_frames(segment, 0):
-            run.summary.take(frame)
-        if run.summary.started:
-            return
+        offset: int | None = 0
+        for _ in range(_BLOCKS_BEFORE_START):
+            frames = block_frames(segment, offset) if offset is not None else []
+            for frame in frames:
+                run.summary.take(frame)
+            if run.summary.started:
+                return
+            if not frames or not all(frame.WhichOneof("what") in _BEFORE_START for frame in frames):
+                break
+            offset = layout.next_block_offset(segment.path, offset or 0)
 
 
 def learn_end(run: Run) -> int:

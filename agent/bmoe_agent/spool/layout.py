@@ -124,6 +124,12 @@ def last_block_offset(path: str, end: int) -> int | None:
     return last
 
 
+def next_block_offset(path: str, offset: int) -> int | None:
+    """Where the block behind the one at `offset` begins; None when there is none at `offset`."""
+    length = framing.peek_length(read_at(path, offset, framing.HEADER_BYTES))
+    return None if length is None else offset + length
+
+
 def read_at(path: str, offset: int, length: int) -> bytes:
     """Bytes of a file from `offset`, fewer at its end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
