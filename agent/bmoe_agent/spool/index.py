@@ -20,7 +20,6 @@ from bmoe_agent.spool.layout import Segment
 from bmoe_agent.spool.summary import RunSummary
 from bmoe_agent.spool.writer import RunWriter
 
-
 _BLOCKS_BEFORE_START = 8
 _BEFORE_START = frozenset({"segment_opened", "gap"})
 
