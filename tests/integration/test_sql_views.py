@@ -11,7 +11,8 @@ from bmoe_collector.common import UserError
 from bmoe_collector.query.sql import run_sql
 from bmoe_collector.store.engine import open_store
 from bmoe_collector.store.schema import RUNS
-from bmoe_collector.store.views import KEY, create_views, drop_views, ensure_views, views
+from bmoe_collector.store.standing_views import KEY, create_views, drop_views, ensure_views
+from bmoe_collector.store.views import views
 from sqlalchemy import func, select, text
 from support import stored
 

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Double, Integer, and_, case, cast, func, literal, not_, or_, select
+from sqlalchemy import Boolean, ColumnElement, Double, Integer, and_, case, cast, func, literal, not_, or_, select
 from sqlalchemy import Text as SqlText
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FromClause
@@ -131,6 +131,26 @@ def _falling(element: Falling, compiler: Any, **how: Any) -> str:
 @compiles(Falling, "sqlite")
 def _falling_sqlite(element: Falling, compiler: Any, **how: Any) -> str:
     return f"{compiler.process(element.clauses, **how)} DESC"
+
+
+class Afterwards(FunctionElement[bool]):
+    """A condition that is looked at run by run. SQLite would else turn joins round for it, lose the order of its index and
+    sort every run for the sake of one page; Postgres knows better by itself.
+    """
+
+    type = Boolean()
+    name = "afterwards"
+    inherit_cache = True
+
+
+@compiles(Afterwards)
+def _afterwards(element: Afterwards, compiler: Any, **how: Any) -> str:
+    return str(compiler.process(element.clauses, **how))
+
+
+@compiles(Afterwards, "sqlite")
+def _afterwards_sqlite(element: Afterwards, compiler: Any, **how: Any) -> str:
+    return f"({compiler.process(element.clauses, **how)}) IS TRUE"
 
 
 @cache

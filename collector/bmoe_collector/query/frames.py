@@ -11,14 +11,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import polars as pl
-from sqlalchemy import bindparam, select, text
+from sqlalchemy import select
 
 from bmoe_collector.common import UserError
 from bmoe_collector.query.fields import fields, source
-from bmoe_collector.query.runs import EVERYTHING, USUAL, Selection, chunks, conditions, list_runs
+from bmoe_collector.query.runs import EVERYTHING, USUAL, Selection, chunks, conditions, driver_rows, list_runs
 from bmoe_collector.store.engine import Store
 from bmoe_collector.store.schema import RUNS
-from bmoe_collector.store.views import View, ensure_views, views
+from bmoe_collector.store.standing_views import ensure_views
+from bmoe_collector.store.views import View, views
 
 POLARS: dict[str, Any] = {"int": pl.Int64, "float": pl.Float64, "str": pl.String, "bool": pl.Boolean}
 _RUNS_A_QUERY = 64
@@ -77,13 +78,11 @@ def view_frames(
         keys = ["turn", "step", "source"]
     chosen = ", ".join(f'"{column}"' for column in schema)
     ordered = ", ".join(["run_no", *(f'"{key}"' for key in keys)])
-    query = text(f'SELECT {chosen} FROM "{name}" WHERE run_no IN :numbers ORDER BY {ordered}').bindparams(  # noqa: S608
-        bindparam("numbers", expanding=True)
-    )
+    query = f'SELECT {chosen} FROM "{name}" WHERE run_no IN ({{}}) ORDER BY {ordered}'  # noqa: S608
     found = False
     for some in chunks(list(numbers), _RUNS_A_QUERY):
         with store.read() as connection:
-            rows = [tuple(row) for row in connection.execute(query, {"numbers": list(some)})]
+            rows = driver_rows(connection, query, some)
         if rows:
             found = True
             yield typed(rows, schema)

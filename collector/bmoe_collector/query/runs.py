@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, or_, select
 
 from bmoe_collector.common import UserError
 from bmoe_collector.query.fields import (
+    Afterwards,
     Falling,
     canonical,
     compile_where,
@@ -143,33 +145,38 @@ def utc(wall_ns: int | None) -> str | None:
     """A wall clock's time in UTC, to the second."""
     if wall_ns is None:
         return None
-    return datetime.fromtimestamp(wall_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(wall_ns // 10**9, UTC).isoformat().replace("+00:00", "Z")
 
 
-_ALL = {
-    "labels": select(LABELS.c.run_no, LABELS.c.key, LABELS.c.value).order_by(LABELS.c.run_no, LABELS.c.key),
-    "verdicts": select(VERDICTS.c.run_no, VERDICTS.c.code).order_by(VERDICTS.c.run_no, VERDICTS.c.at),
+_MANY = {
+    "labels": ("SELECT run_no, key, value FROM labels", ""),
+    "verdicts": ("SELECT run_no, code FROM verdicts", " ORDER BY run_no, at"),
 }
-_SOME = {
-    name: query.where(table.c.run_no.in_(bindparam("numbers", expanding=True)))
-    for name, query, table in (("labels", _ALL["labels"], LABELS), ("verdicts", _ALL["verdicts"], VERDICTS))
-}
+
+
+def driver_rows(connection: Connection, query: str, numbers: Sequence[int] = ()) -> list[Any]:
+    """Rows straight from the driver, plain tuples; `{}` in the query is where the numbers' placeholders go."""
+    driver: Any = connection.connection.driver_connection
+    marks = ", ".join(["?" if connection.dialect.name == "sqlite" else "%s"] * len(numbers))
+    with closing(driver.cursor()) as cursor:
+        cursor.execute(query.replace("{}", marks), list(numbers))
+        return list(cursor.fetchall())
 
 
 def _many(connection: Connection, name: str, numbers: list[int], *, whole: bool) -> dict[int, Any]:
     """Labels (dict) or verdict codes (list) of runs, by their number."""
     found: dict[int, Any] = {}
+    query, order = _MANY[name]
     # A list of everything reads the table once; a page asks for its own runs.
     if whole and len(numbers) > _CHUNK:
-        rows: Iterable[Any] = connection.execute(_ALL[name]).all()
+        rows: Iterable[Any] = driver_rows(connection, query + order)
     else:
-        rows = (
-            row for some in chunks(numbers) for row in connection.execute(_SOME[name], {"numbers": list(some)}).all()
-        )
+        some_query = f"{query} WHERE run_no IN ({{}}){order}"
+        rows = (row for some in chunks(numbers) for row in driver_rows(connection, some_query, some))
     if name == "labels":
         for run_no, key, value in rows:
             found.setdefault(run_no, {})[key] = value
-        return {number: dict(sorted(labels.items())) for number, labels in found.items()}
+        return {number: dict(sorted(found[number].items())) for number in numbers if number in found}
     for run_no, code in rows:
         codes = found.setdefault(run_no, [])
         if code not in codes:
@@ -219,7 +226,8 @@ def conditions(selection: Selection, now: datetime | None = None) -> list[Column
     found += [_verdict(code) for code in selection.verdicts]
     found += [~_verdict(code) for code in selection.without]
     if selection.where is not None:
-        found.append(_where(selection.where))
+        tree = _where(selection.where)
+        found.append(Afterwards(tree) if selection.limit else tree)
     if selection.run_ids is not None:
         found.append(or_(*(RUNS.c.run_id.in_(some) for some in chunks(list(selection.run_ids) or [""]))))
     return found

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from bmoe_collector.common import OutsideError, UserError
 from bmoe_collector.store.engine import Store
-from bmoe_collector.store.views import ensure_views
+from bmoe_collector.store.standing_views import ensure_views
 
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE, sqlite3.SQLITE_FUNCTION}
 _FORBIDDEN_FUNCTIONS = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}

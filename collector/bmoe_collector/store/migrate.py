@@ -15,7 +15,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, text
 
-from bmoe_collector.store import schema, views
+from bmoe_collector.store import schema, standing_views
 
 LOCK = 0x626D6F65  # any number all hosts agree on
 
@@ -35,11 +35,11 @@ def upgrade(engine: Engine, to: str = "head") -> tuple[str | None, str | None]:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": LOCK})
         before = MigrationContext.configure(connection).get_current_revision()
-        views.drop_views(connection)  # a view stands in the way of changes to its tables
+        standing_views.drop_views(connection)  # a view stands in the way of changes to its tables
         command.upgrade(config(connection), to)
         after = MigrationContext.configure(connection).get_current_revision()
         if after == head():
-            views.create_views(connection)
+            standing_views.create_views(connection)
     return before, after
 
 

@@ -1,9 +1,8 @@
 """SQL views over the store: what `bmoe sql`, notebooks and other tools read. The same names, types and answers on both
 databases.
 
-In: the tables, the contract's table of columns, the table of facts. Out: `VIEWS`, each with its columns documented, and
-`ensure_views`, which brings the views of a database to this program's. Migrations take them away first and put them
-back afterwards (`drop_views`, `create_views`), so no view stands in the way of a change to a table.
+In: the tables, the contract's table of columns, the table of facts. Out: `views()`, each with its columns documented and
+its SELECT by dialect. `standing_views.py` puts them into a database.
 
 In every view `run_id` names the run and `run_no` is its number in this store; yes and no are 1 and 0; JSON is text;
 unmeasured is NULL; times are nanoseconds, of the phone's boot clock unless named wall. A zero that means "this platform
@@ -12,21 +11,16 @@ cannot report" is still a zero here: only derived facts in `v_runs` have that ru
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from bmoe_proto.contract import columns as contract
-from sqlalchemy import BigInteger, ColumnElement, Connection, Integer, Table, cast, literal_column, select, text
+from sqlalchemy import BigInteger, ColumnElement, Integer, Table, cast, literal_column, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from bmoe_collector.store import names, schema
-from bmoe_collector.store.engine import Store
-
-KEY = "views"
-"""Row of `meta` that says which views the database has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,48 +388,3 @@ def _devices() -> View:
         " FROM devices d LEFT JOIN device_names n ON n.agent_uuid = d.agent_uuid"
     )
     return View("v_devices", "One row a phone.", columns, _same(sql))
-
-
-def fingerprint() -> str:
-    """Which views this program has: equal programs say the same."""
-    told = "".join(f"{view.name}{sorted(view.sql.items())}" for view in views().values())
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
-
-
-def drop_views(connection: Connection) -> None:
-    """Take every view of ours away, those of earlier programs too."""
-    query = (
-        "SELECT name FROM sqlite_master WHERE type = 'view'"
-        if connection.dialect.name == "sqlite"
-        else "SELECT table_name FROM information_schema.views WHERE table_schema = current_schema()"
-    )
-    for name in sorted(connection.execute(text(query)).scalars()):
-        if str(name).startswith("v_"):
-            connection.exec_driver_sql(f'DROP VIEW IF EXISTS "{name}"')
-
-
-def create_views(connection: Connection) -> None:
-    """Make the views, in place of what is there, and say so in `meta`."""
-    drop_views(connection)
-    for view in views().values():
-        connection.exec_driver_sql(f'CREATE VIEW "{view.name}" AS {view.sql[connection.dialect.name]}')
-    connection.execute(schema.META.delete().where(schema.META.c.key == KEY))
-    connection.execute(schema.META.insert().values(key=KEY, value=fingerprint()))
-
-
-def ensure_views(store: Store) -> None:
-    """Make the views unless the database has exactly these."""
-    held = schema.META.select().where(schema.META.c.key == KEY)
-    with store.read() as connection:
-        row = connection.execute(held).first()
-    if row is not None and row.value == fingerprint():
-        return
-    with store.write() as connection:
-        if connection.dialect.name == "postgresql":
-            from bmoe_collector.store.migrate import LOCK
-
-            connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": LOCK})
-            row = connection.execute(held).first()
-            if row is not None and row.value == fingerprint():
-                return
-        create_views(connection)
