@@ -30,6 +30,9 @@ DbOption = Annotated[
 ]
 
 
+_OPENED: list[Store] = []  # by the command that runs, which may fail before it closes them
+
+
 class BmoeError(Exception):
     """Anything a command gives up on with one message: what, where, what to do."""
 
@@ -71,8 +74,10 @@ def emit(value: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Tell the person at the terminal something, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """Tell the person at the terminal something, on stderr. Words of phones and engines in it cannot act there."""
+    from bmoe_collector.show.safe import escape
+
+    print(escape(text, lines=True), file=sys.stderr, flush=True)
 
 
 def data_dir() -> Path:
@@ -88,7 +93,7 @@ def database_url(db: str | None) -> str:
     if not named:
         folder = data_dir()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # prompts and answers are people's own
         except OSError as error:
             raise OutsideError(f"{folder}: {error.strerror}; name a database with --db or BMOE_DB") from None
         return f"sqlite:///{folder / 'runs.db'}"
@@ -105,9 +110,11 @@ def open_db(db: str | None) -> Store:
     from bmoe_collector.store.engine import StoreError, open_store
 
     try:
-        return open_store(database_url(db))
+        store = open_store(database_url(db))
     except StoreError as error:
         raise OutsideError(str(error)) from None
+    _OPENED.append(store)
+    return store
 
 
 def artifacts_url(store: Store) -> str:
@@ -159,6 +166,7 @@ def _group() -> None:
 
 def guarded(app: typer.Typer, arguments: list[str]) -> int:
     """Run the app; turn every way it can end into an exit code and at most one message."""
+    before = len(_OPENED)
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="bmoe", standalone_mode=False)
     except BmoeError as error:
@@ -173,6 +181,10 @@ def guarded(app: typer.Typer, arguments: list[str]) -> int:
         return 0
     except Exception as error:
         return _unexpected(arguments[0], error)
+    finally:
+        for store in _OPENED[before:]:
+            store.close()
+        del _OPENED[before:]
     return code if isinstance(code, int) else 0
 
 
@@ -191,6 +203,6 @@ def _unexpected(command: str, error: Exception) -> int:
         return EXIT_OUTSIDE
     import traceback
 
-    traceback.print_exception(error)
+    say("".join(traceback.format_exception(error)).rstrip("\n"))
     say(f"bmoe {command}: this is a fault of bmoe itself; the lines above say where")
     return EXIT_OUTSIDE

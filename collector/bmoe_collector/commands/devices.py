@@ -163,6 +163,7 @@ def _told(status: pb.StatusReply, hello: pb.HelloReply) -> dict[str, Any]:
 def _show(found: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from bmoe_collector.show.safe import escape
 
@@ -182,5 +183,5 @@ def _show(found: list[dict[str, Any]]) -> None:
             " ".join(line["tags"]),
             line["advice"] or line["detail"],
         ]
-        table.add_row(*(escape(cell).replace("[", r"\[") for cell in cells))
+        table.add_row(*(Text(escape(cell)) for cell in cells))
     Console().print(table)

@@ -45,6 +45,7 @@ def queue(
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from bmoe_collector.show.safe import escape
 
@@ -59,7 +60,7 @@ def queue(
             entry.state,
             escape(entry.why),
         ]
-        table.add_row(*(cell.replace("[", r"\[") for cell in cells))
+        table.add_row(*map(Text, cells))
     Console().print(table if entries else "nothing waits")
 
 

@@ -212,6 +212,7 @@ def show(store: Store, outcome: dict[str, Any], db: str | None) -> None:
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from bmoe_collector.show.safe import escape
 
@@ -228,7 +229,7 @@ def show(store: Store, outcome: dict[str, Any], db: str | None) -> None:
             run_["outcome"],
             "–" if rate is None else f"{rate:.2f}",
         ]
-        table.add_row(*(escape(cell).replace("[", r"\[") for cell in cells))
+        table.add_row(*(Text(escape(cell)) for cell in cells))
     Console().print(table)
 
 

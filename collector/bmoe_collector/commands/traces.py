@@ -231,6 +231,8 @@ def _show(view: View, limit: int) -> None:
 
 
 def _cell(value: Any) -> str:
+    from bmoe_collector.show.safe import escape
+
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -239,4 +241,4 @@ def _cell(value: Any) -> str:
         return " ".join(f"{name}={_cell(item)}" for name, item in value.items())
     if isinstance(value, list):
         return " ".join(_cell(item) for item in value)
-    return str(value).translate({code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))})
+    return escape(value)

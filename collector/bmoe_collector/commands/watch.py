@@ -148,6 +148,7 @@ def values_of(sample: pb.Sample) -> Mapping[str, Any]:
 
 def _table(phones: list[dict[str, Any]]) -> Any:
     from rich.table import Table
+    from rich.text import Text
 
     from bmoe_collector.show.safe import escape
 
@@ -171,7 +172,7 @@ def _table(phones: list[dict[str, Any]]) -> Any:
             _shown(phone.get("backlog_bytes"), "{:,d} B"),
             "–" if heard is None else f"{max(0.0, time.time() - heard):.0f} s ago",
         ]
-        table.add_row(*(escape(text).replace("[", r"\[") for text in cells))
+        table.add_row(*(Text(escape(text)) for text in cells))
     return table
 
 

@@ -107,8 +107,8 @@ def show_sandwich(result: Mapping[str, Any]) -> None:
         rows = [{**pair, "cold": result["cold"], "carry": result["carry"]}, *pair["at_other_windows"]]
         for at, row in enumerate(rows):
             table.add_row(
-                escape(str(pair["a"])) if at == 0 else "",
-                escape(str(pair["b"])) if at == 0 else "",
+                Text(escape(str(pair["a"])) if at == 0 else ""),
+                Text(escape(str(pair["b"])) if at == 0 else ""),
                 str(row["cold"]),
                 str(row["carry"]),
                 str(row["sandwiches"]),

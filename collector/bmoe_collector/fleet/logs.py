@@ -36,12 +36,12 @@ class Words(logging.Formatter):
         """Return the line."""
         from bmoe_collector.show.safe import escape
 
-        words = [time.strftime("%H:%M:%S", time.localtime(record.created)), record.getMessage()]
+        words = [time.strftime("%H:%M:%S", time.localtime(record.created)), escape(record.getMessage())]
         for name, value in fields(record).items():
             shown = value[:8] if name in {"phone", "run", "plan"} and isinstance(value, str) else value
             words.append(f"{name}={escape(shown)}")
         text = " ".join(words)
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        return f"{text}\n{escape(self.formatException(record.exc_info), lines=True)}" if record.exc_info else text
 
 
 def fields(record: logging.LogRecord) -> dict[str, object]:
