@@ -71,9 +71,11 @@ class _Piece:
 class Ingestor:
     """Puts what phones send into one store."""
 
-    def __init__(self, store: Store, artifacts: Artifacts) -> None:
+    def __init__(self, store: Store, artifacts: Artifacts, *, judge: bool = True) -> None:
+        """With `judge` false, runs are left to `bmoe judge`."""
         self.store = store
         self.artifacts = artifacts
+        self._judge = finish.judge if judge else _leave
         self._readers: OrderedDict[str, RunReader] = OrderedDict()
 
     def cursors(self, agent_uuid: bytes | str, run_ids: Sequence[bytes] | None = None) -> list[pb.Cursor]:
@@ -134,8 +136,8 @@ class Ingestor:
             raise
         if ended and fresh:
             self._readers.pop(run_id, None)
-            finish.streams(self.store, self.artifacts, run_id)
-            finish.judge(self.store, [run_id])
+            finish.streams(self.store, self.artifacts, run_id, None if reader.disordered else reader)
+            self._judge(self.store, [run_id])
         stands = _cursor(run_id, segment, fresh[-1].end if fresh else committed)
         if trouble:
             raise IngestError(f"run {run_id[:8]}, segment {segment[:8]}: {trouble}", stands)
@@ -228,6 +230,7 @@ class Ingestor:
         self._readers.pop(reader.run_id, None)
         again = reparse_in(connection, self.artifacts, reader.run_no, reader.run_id)
         reader.ended = again.ended
+        reader.disordered = True
 
     def artifact(self, run_id: bytes | str, name: str, kind: str, path: str, sha256: bytes | str) -> bool:
         """Store a fetched file and make its rows; False when it was here already.
@@ -242,7 +245,7 @@ class Ingestor:
                 raise LookupError(f"artifact {name} of run {run_hex}: no such run is stored")
             fresh = finish.artifact(connection, self.artifacts, int(run_no), name, kind, sha)
         if fresh:
-            finish.judge(self.store, [run_hex])
+            self._judge(self.store, [run_hex])
         return fresh
 
     def artifact_given_up(self, run_id: bytes | str, name: str, why: str) -> None:
@@ -296,7 +299,7 @@ class Ingestor:
         for run_id in run_ids:
             finish.streams(self.store, self.artifacts, run_id)
         if run_ids:
-            finish.judge(self.store, run_ids)
+            self._judge(self.store, run_ids)
         return run_ids
 
     def seen(self, device: pb.DeviceFacts) -> None:
@@ -305,6 +308,10 @@ class Ingestor:
 
         with self.store.write() as connection:
             put_device(connection, device)
+
+
+def _leave(_store: Store, _run_ids: Sequence[str]) -> None:
+    """Judge nothing."""
 
 
 def _in_order(reader: RunReader, segment: str) -> bool:

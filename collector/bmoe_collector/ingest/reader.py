@@ -23,6 +23,7 @@ from bmoe_collector.ingest.stdout_rows import Request, StdoutRows
 from bmoe_collector.store.engine import to_json, view
 
 TAIL = 16 << 10
+WHOLE = 8 << 20
 STREAMS = {pb.STREAM_STDOUT: "stdout", pb.STREAM_STDERR: "stderr", pb.STREAM_STDIN: "stdin"}
 
 
@@ -33,6 +34,16 @@ class Stream:
     offset: int = 0
     sha: Any = field(default_factory=hashlib.sha256)
     tail: bytes = b""
+    whole: bytearray | None = field(default_factory=bytearray)
+    """All of it, as long as it is short: an ended run's streams become files without reading the record again."""
+
+    def take(self, data: bytes) -> None:
+        """Append."""
+        self.sha.update(data)
+        if self.whole is not None:
+            self.whole += data
+            if len(self.whole) > WHOLE:
+                self.whole = None
 
 
 @dataclass(slots=True)
@@ -74,6 +85,7 @@ class RunReader:
         self.kill_evidence: list[str] = []
         self.notes: set[str] = set()
         self.gaps = 0
+        self.disordered = False
         self.problems: list[str] = []
         self._handlers: dict[str, Callable[[Any, int, Segment, int], None]] = {
             "output": self._output,
@@ -180,7 +192,7 @@ class RunReader:
         if not data:
             return
         stream.offset = max(stream.offset, output.offset + len(output.data))
-        stream.sha.update(data)
+        stream.take(data)
         if output.stream == pb.STREAM_STDOUT:
             self.stdout.feed(data, boot_ns, min(output.uncertainty_ns, (1 << 63) - 1))
         else:

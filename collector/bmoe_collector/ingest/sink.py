@@ -8,6 +8,7 @@ their column cannot hold (a float where the contract says int, a number beyond 6
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Table
@@ -31,12 +32,13 @@ class Shape:
 
     def __init__(self, columns: Mapping[str, str], ignore: Sequence[str] = ()) -> None:
         self.columns = tuple(columns)
+        self._all = itemgetter(*columns)
         self._kinds = columns
         self._known = frozenset(columns) | frozenset(ignore)
         # Types of a whole row to the places of its ints, whose size must be looked at; rows repeat their types.
         self._signatures: dict[tuple[type, ...], tuple[int, ...]] = {}
 
-    def split(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any] | None]:
+    def split(self, values: Mapping[str, Any]) -> tuple[Sequence[Any], dict[str, Any] | None]:
         """The row's values in column order, and what has no column of its own (None when nothing)."""
         get = values.get
         row: list[Any] = [get(name) for name in self.columns]
@@ -50,6 +52,16 @@ class Shape:
         if not self._known.issuperset(values):
             extra = (extra or {}) | {key: value for key, value in values.items() if key not in self._known}
         return row, extra
+
+    def checked(self, values: Mapping[str, Any]) -> tuple[Sequence[Any], dict[str, Any] | None]:
+        """As `split`, for values that the contract's parser has checked by the same table: nothing is looked at again."""
+        if len(values) == len(self.columns):
+            # Most lines have just the columns: nothing to look for, and nothing left over.
+            try:
+                return self._all(values), None
+            except KeyError:
+                pass
+        return self.split(values)
 
     def _learn(self, signature: tuple[type, ...]) -> tuple[int, ...] | None:
         for kind, found in zip(self._kinds.values(), signature, strict=True):
@@ -140,6 +152,14 @@ class Sink:
         at = self.next[table]
         self.next[table] = at + 1
         self.rows[table].append((self.run_no, at, *values))
+
+    def take(self, table: str) -> tuple[list[tuple[Any, ...]], int]:
+        """A table's buffer and the next place in it, for loops that append themselves and then `give` the place."""
+        return self.rows[table], self.next[table]
+
+    def give(self, table: str, place: int) -> None:
+        """The place after what was appended."""
+        self.next[table] = place
 
     def turn(
         self,

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from bmoe_proto.contract import events as said
+from bmoe_proto.contract.quick import LINE, VALUES
 from bmoe_proto.contract.stdout import StdoutParser
 
-from bmoe_collector.ingest.sink import PROGRESS, Sink, json_or_none
+from bmoe_collector.ingest.sink import PROGRESS, Sink
 from bmoe_collector.store.engine import to_json, view
+
+assert PROGRESS.columns == VALUES, "the short cut's values are the table's columns"
+NO_LOAD: tuple[Any, Any] = (None, None)
 
 
 @dataclass(slots=True)
@@ -50,7 +54,7 @@ class StdoutRows:
         self.short_turns = 0  # ended with fewer tokens than asked
         self.steps_asked: int | None = None
         self._answer: said.Answer | None = None
-        self._load: tuple[Any, Any] = (None, None)
+        self._load: tuple[Any, Any] = NO_LOAD
         self._begun: int | None = None
         self._open = False
         self._begin_boot_ns: int | None = None
@@ -63,47 +67,95 @@ class StdoutRows:
 
     def feed(self, data: bytes, boot_ns: int | None = None, uncertainty_ns: int | None = None) -> None:
         """Take the next bytes of stdout."""
-        self._events(self._parser.feed(data), boot_ns, uncertainty_ns)
+        parser, at, size = self._parser, 0, len(data)
+        while at < size:
+            if parser.plain and self._load is NO_LOAD:
+                at = self._quick(data, at, boot_ns, uncertainty_ns)
+                if at == size:
+                    return
+            # One line by the parser, then perhaps quickly on; all of the rest where it holds something back.
+            end = data.find(b"\n", at, size) + 1 or size
+            self._events(parser.feed(data[at:end]), boot_ns, uncertainty_ns)
+            at = end
+
+    def _quick(self, data: bytes, at: int, boot_ns: int | None, uncertainty_ns: int | None) -> int:
+        """Take usual lines from `at` on as `_events` would; returns where the first other one begins."""
+        rows, place = self._sink.take("tokens_stdout")
+        run_no, turn, line = self._sink.run_no, self._parser.turn, self._parser.lines
+        first, before = place, line
+        match = LINE.match
+        texts: list[bytes] = []
+        reasonings: list[bytes] = []
+        steps = self._turn_steps
+        while (found := match(data, at)) is not None:
+            mb, ms, step, of, wall, io, compute, mgmt, stall, read, hit, majflt, cpu, dense, thought, text = (
+                found.groups()
+            )
+            line += 1 if mb is None else 2
+            steps = int(of)
+            cache_hit, resident = float(hit), float(dense)
+            rows.append(
+                (
+                    *(run_no, place, turn, int(step), steps, float(wall), float(io), float(compute), float(mgmt)),
+                    *(float(stall), float(read), None if cache_hit == -1 else cache_hit, int(majflt), float(cpu)),
+                    *(None if resident == -1 else resident, mb and float(mb), ms and float(ms), None),
+                    *(thought or None, text, line, boot_ns, uncertainty_ns, None),
+                )
+            )
+            place += 1
+            texts.append(text)
+            reasonings.append(thought)
+            at = found.end()
+        if place != first:
+            said, thought = b"".join(texts), b"".join(reasonings)
+            self._parser.took(line - before, said, thought)
+            self._sink.give("tokens_stdout", place)
+            self._text += said
+            self._reasoning += thought
+            self.tokens += place - first
+            self._turn_tokens += place - first
+            self._turn_steps = steps
+        return at
 
     def _events(self, found: Iterable[said.Event], boot_ns: int | None, uncertainty_ns: int | None) -> None:
         self._boot_ns = boot_ns
-        add = self._sink.add
+        rows, at = self._sink.take("tokens_stdout")
+        run_no, split = self._sink.run_no, PROGRESS.checked
         for event in found:
-            if isinstance(event, said.Progress):
-                values, extra = PROGRESS.split(event.values)
-                text, reasoning = event.text, event.reasoning
-                add(
-                    "tokens_stdout",
-                    event.turn,
-                    *values,
-                    *self._load,
-                    event.reset or None,
-                    reasoning or None,
-                    text,
-                    event.line,
-                    boot_ns,
-                    uncertainty_ns,
-                    json_or_none(extra),
+            kind = type(event)
+            if kind is said.Load:
+                self._loaded(event)
+            elif kind is said.Progress:
+                assert isinstance(event, said.Progress)
+                values, extra = split(event.values)
+                text, reasoning, reset = event.text, event.reasoning, event.reset
+                mb, ms = self._load
+                self._load = NO_LOAD
+                rows.append(
+                    (
+                        *(run_no, at, event.turn, *values, mb, ms, reset or None, reasoning or None, text, event.line),
+                        *(boot_ns, uncertainty_ns, None if extra is None else to_json(extra)),
+                    )
                 )
-                self._load = (None, None)
+                at += 1
                 self.tokens += 1
                 self._turn_tokens += 1
                 self._turn_steps = event.values.get("steps")
-                if event.reset:
+                if reset:
                     self._text[:] = text
                     self._reasoning[:] = reasoning
                 else:
                     self._text += text
                     self._reasoning += reasoning
-            elif isinstance(event, said.Load):
-                self._loaded(event)
             else:
                 self._control(event)
+        self._sink.give("tokens_stdout", at)
 
-    def _loaded(self, event: said.Load) -> None:
+    def _loaded(self, event: said.Event) -> None:
+        assert isinstance(event, said.Load)
         mb, ms = event.values.get("mb"), event.values.get("ms")
-        usual = isinstance(mb, (int, float)) and isinstance(ms, (int, float)) and len(event.values) == 2
-        if usual and self._load == (None, None):
+        usual = isinstance(mb, float) and isinstance(ms, float) and len(event.values) == 2
+        if usual and self._load is NO_LOAD:
             self._load = (mb, ms)
         else:  # a second one before its token, or keys of its own: kept whole
             self._other(event.line, "BMOE_LOAD " + to_json(dict(event.values)))
@@ -225,7 +277,7 @@ class StdoutRows:
         self._turn_steps = None
         self._text.clear()
         self._reasoning.clear()
-        self._load = (None, None)
+        self._load = NO_LOAD
 
     def _cut_open_turn(self) -> None:
         """A session's turn that never ended: what there is of it."""
@@ -251,10 +303,10 @@ class StdoutRows:
             return
         self._closed = True
         self._events(self._parser.close(), None, None)
-        if self._load != (None, None):
+        if self._load is not NO_LOAD:
             mb, ms = self._load
             self._other(0, "BMOE_LOAD " + to_json({"mb": mb, "ms": ms}))
-            self._load = (None, None)
+            self._load = NO_LOAD
         if self.session or self.requests:
             self._cut_open_turn()
             for number, request in self.requests.items():

@@ -21,7 +21,7 @@ import zstandard
 from bmoe_collector.store.engine import Store
 
 CHUNK = 1 << 20
-LEVEL = 9
+LEVEL = 4
 
 
 class Readable(Protocol):

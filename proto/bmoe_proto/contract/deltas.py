@@ -22,6 +22,11 @@ class TextStream:
     whole: bytearray = field(default_factory=bytearray)
     _waiting: bytes = b""
 
+    @property
+    def waiting(self) -> bool:
+        """Whether half a character waits for its other half."""
+        return bool(self._waiting)
+
     def add(self, delta: str) -> tuple[bytes, str]:
         """Append a delta (decoded with surrogateescape): its bytes, and the characters it completes."""
         if not self._waiting and delta.isascii():

@@ -155,6 +155,26 @@ class StdoutParser:
         """Whole lines read so far."""
         return self._line
 
+    @property
+    def plain(self) -> bool:
+        """Whether the next byte begins a line that means what it says: the condition for `quick.LINE`."""
+        return (
+            self._encoding.encoding == "utf-8"
+            and not self._rest
+            and self._block is None
+            and not self._oversize
+            and not self._in_report
+            and self._began
+            and not self._text.waiting
+            and not self._reasoning.waiting
+        )
+
+    def took(self, lines: int, text: bytes, reasoning: bytes) -> None:
+        """Lines that `quick.LINE` matched were taken without this parser: how many, and the texts they added."""
+        self._line += lines
+        self._text.whole += text
+        self._reasoning.whole += reasoning
+
     def feed(self, data: bytes) -> list[Event]:
         """Take the next bytes; the events of the lines they end."""
         out: list[Event] = []

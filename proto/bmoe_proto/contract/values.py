@@ -57,6 +57,8 @@ def checked(column: Column, value: Any) -> Any:
         if (column.minus_one and value == -1) or value in (INF, -INF):
             return None
         if kind == "float":
+            if isinstance(value, int) and not -INT64 <= value < INT64:
+                raise MalformedError
             return value
         if value != int(value) or not -INT64 <= value < INT64:
             raise MalformedError
