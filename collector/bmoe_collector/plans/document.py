@@ -55,6 +55,11 @@ _QUESTION: Mapping[str, Any] = {
     "compare": list, "metric": str, "smallest_effect": _NUMBER, "keep": list, "text": str,
 }  # fmt: skip
 
+_BOUNDS = frozenset({"at_most", "at_least", "equals", "smallest_effect"})  # numbers that may be below 0
+_TEXTS = frozenset({"models", "artifacts", "stop_apps", "choices"})
+_MOST_NUMBER = (1 << 31) - 1
+_MOST_SECONDS = 30 * 86_400  # as agents take it
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -175,6 +180,15 @@ class _Reader:
                 self.fail(f"{place}: {key} = {value!r}: {names} is wanted")
             if isinstance(value, float) and value - value != 0:
                 self.fail(f"{place}: {key}: a finite number is wanted")
+            if isinstance(value, int | float) and not isinstance(value, bool) and key != "seed":
+                least, most = (
+                    (-_MOST_NUMBER if key in _BOUNDS else 0),
+                    (_MOST_SECONDS if key.endswith("_s") else _MOST_NUMBER),
+                )
+                if not least <= value <= most:
+                    self.fail(f"{place}: {key}: a number from {least} to {most} is wanted")
+            if key in _TEXTS and not all(isinstance(item, str) for item in value):
+                self.fail(f"{place}: {key}: a list of texts is wanted")
         found: Mapping[str, Any] = table
         return found
 
