@@ -34,13 +34,10 @@ def matches(connection: Connection, files: Mapping[str, str], but: int | None = 
     """Runs that these files (sha256 to kind) are files of, best first: the run that has most of them, then the oldest."""
     if not files:
         return []
-    hits = connection.execute(
-        select(RUN_FILES.c.run_no).where(RUN_FILES.c.sha256.in_(list(files))).distinct().limit(2000)
-    ).scalars()
+    query = select(RUN_FILES.c.run_no).where(RUN_FILES.c.sha256.in_(list(files))).distinct().limit(2000)
+    hits = connection.execute(query if but is None else query.where(RUN_FILES.c.run_no != but)).scalars()
     found: list[tuple[int, Match]] = []
     for run_no in sorted(hits):
-        if run_no == but:
-            continue
         mine = {
             row.sha256: row.kind
             for row in connection.execute(

@@ -84,12 +84,21 @@ def put_labels(
     connection: Connection, run_no: int, labels: dict[str, str], source: str, *, force: bool = False
 ) -> None:
     """Add labels; one that is there already stays unless `force`."""
-    for key, value in labels.items():
-        here = (LABELS.c.run_no == run_no, LABELS.c.key == key[:128])
-        known = connection.execute(select(LABELS.c.value).where(*here)).first()
-        if known is None:
-            connection.execute(insert(LABELS).values(run_no=run_no, key=key[:128], value=value, source=source))
-        elif force and known[0] != value:
+    if not labels:
+        return
+    query = select(LABELS.c.key, LABELS.c.value).where(LABELS.c.run_no == run_no)
+    known = {row[0]: row[1] for row in connection.execute(query)}
+    wanted = {key[:128]: value for key, value in labels.items()}
+    fresh = [
+        {"run_no": run_no, "key": key, "value": value, "source": source}
+        for key, value in wanted.items()
+        if key not in known
+    ]
+    if fresh:
+        connection.execute(insert(LABELS), fresh)
+    for key, value in wanted.items() if force else ():
+        if known.get(key, value) != value:
+            here = (LABELS.c.run_no == run_no, LABELS.c.key == key)
             connection.execute(update(LABELS).where(*here).values(value=value, source=source))
 
 

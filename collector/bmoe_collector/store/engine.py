@@ -45,9 +45,12 @@ class StoreTooNewError(StoreError):
 def to_json(value: Any) -> str:
     """Strict JSON as the JSON columns hold it: non-finite numbers are null, bytes become text."""
     try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"), sort_keys=False)
+        return _encode(value)
     except (ValueError, TypeError):
-        return json.dumps(plain(value), allow_nan=False, separators=(",", ":"), sort_keys=False)
+        return _encode(plain(value))
+
+
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 def plain(value: Any) -> Any:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqlalchemy import JSON as ANY_JSON
 from sqlalchemy import (
-    JSON,
     BigInteger,
     Boolean,
     Column,
@@ -45,6 +45,9 @@ METADATA = MetaData(
 
 Number = BigInteger().with_variant(Integer(), "sqlite")
 """64 bits on both; SQLite numbers rows by itself only when the type is INTEGER."""
+
+JSON = ANY_JSON(none_as_null=True)
+"""Nothing is NULL, never the JSON text `null`."""
 
 TYPES: dict[str, Any] = {"int": BigInteger, "float": Double, "str": Text, "bool": Boolean}
 
