@@ -16,7 +16,7 @@ import zlib
 
 import pytest
 from bmoe_collector.fleet.files import FileFetcher
-from bmoe_collector.ingest import IngestError, Ingestor
+from bmoe_collector.ingest import IngestError, Ingestor, finish
 from bmoe_collector.store.artifacts import Artifacts
 from bmoe_collector.store.engine import open_store
 from bmoe_collector.store.load import load_run
@@ -275,3 +275,14 @@ class TestFiles:
     def test_a_flood_of_files_is_bounded(self, sqlite_taker, tmp_path):
         flood = [facts(f"{at}", 1, b"h" * 32) for at in range(5000)]
         assert self.fetcher(sqlite_taker, tmp_path, *flood).pending() <= 256
+
+    def test_metrics_beyond_memory_are_kept_and_not_read(self, sqlite_taker, tmp_path, monkeypatch):
+        monkeypatch.setattr(finish, "MOST_METRICS_BYTES", 1000)
+        data = b"# bmoe_metrics v2\nstep,wall_ms\n" + b"1,2.0\n" * 400
+        fetcher = self.fetcher(sqlite_taker, tmp_path, facts("metrics.csv", len(data), hashlib.sha256(data).digest()))
+        with Giving(data) as client:
+            assert fetcher.fetch(client, True, threading.Lock(), lambda: None) == 1
+        found = load_run(sqlite_taker.store, RUN.hex())
+        assert not len(found.csv)
+        assert any("without rows" in str(problem) for problem in found.run["problems"])
+        assert sqlite_taker.artifacts.get(hashlib.sha256(data).hexdigest()) == data

@@ -28,6 +28,8 @@ from bmoe_collector.store.schema import ARTIFACTS, NOTES, RUN_FILES, RUNS, TOKEN
 log = logging.getLogger(__name__)
 MOST_FILES = 256
 """Files of one run that are looked at; an engine writes a handful."""
+MOST_METRICS_BYTES = 256 << 20
+"""A CSV is read in memory; a night of tokens is some megabytes."""
 HOST_NOTES = 1 << 30
 """Places of notes that a host added; those of the phone's record are below."""
 
@@ -92,25 +94,35 @@ def _expect_files(connection: Connection, reader: RunReader) -> None:
     expected = [(facts.name[:255], facts.kind, facts.size, facts.sha256, facts.problem) for facts in ended.artifacts]
     expected.append(("stdout", "stdout", ended.stdout_bytes, ended.stdout_sha256, ""))
     expected.append(("stderr", "stderr", ended.stderr_bytes, ended.stderr_sha256, ""))
+    rows: list[dict[str, Any]] = []
     for name, kind, size, sha, problem in expected[-MOST_FILES:]:
         stream = kind in ("stdout", "stderr")
         if name in have or (stream and not size):
             continue
-        state = "awaited" if sha or stream else "given_up"
-        connection.execute(
-            insert(ARTIFACTS).values(
-                run_no=reader.run_no,
-                name=name[:255],
-                kind=(kind or "other")[:24],
-                size=min(size, (1 << 63) - 1),
-                sha256=sha.hex()[:64],
-                state=state,
-                problem=problem or None,
-            )
-        )
         have.add(name)
-        if sha and size:
-            put_file(connection, reader.run_no, sha.hex()[:64], kind or "other", name, size, "agent")
+        rows.append(
+            {
+                "run_no": reader.run_no,
+                "name": name[:255],
+                "kind": (kind or "other")[:24],
+                "size": min(size, (1 << 63) - 1),
+                "sha256": sha.hex()[:64],
+                "state": "awaited" if sha or stream else "given_up",
+                "problem": problem or None,
+            }
+        )
+    if not rows:
+        return
+    connection.execute(insert(ARTIFACTS), rows)
+    known = set(connection.execute(select(RUN_FILES.c.sha256).where(RUN_FILES.c.run_no == reader.run_no)).scalars())
+    by_hash = {row["sha256"]: row for row in reversed(rows) if row["sha256"] and row["size"]}
+    fresh = [
+        {key: row[key] for key in ("run_no", "sha256", "kind", "name", "size")} | {"origin": "agent"}
+        for sha256, row in by_hash.items()
+        if sha256 not in known
+    ]
+    if fresh:
+        connection.execute(insert(RUN_FILES), fresh)
 
 
 def put_file(connection: Connection, run_no: int, sha256: str, kind: str, name: str, size: int, origin: str) -> bool:
@@ -143,8 +155,8 @@ def artifact(connection: Connection, artifacts: Artifacts, run_no: int, name: st
     row = connection.execute(select(ARTIFACTS).where(*here)).mappings().first()
     if row is not None and row["state"] == "stored" and row["sha256"] == sha256:
         return False
-    data = artifacts.get(sha256) if kind == "metrics" else b""
-    size = len(data) if data else sum(map(len, artifacts.chunks(sha256)))
+    size = sum(map(len, artifacts.chunks(sha256)))
+    data = artifacts.get(sha256) if kind == "metrics" and size <= MOST_METRICS_BYTES else b""
     values = {"kind": kind[:24], "size": size, "sha256": sha256, "state": "stored"}
     if row is None:
         connection.execute(insert(ARTIFACTS).values(run_no=run_no, name=name, **values))
@@ -153,6 +165,9 @@ def artifact(connection: Connection, artifacts: Artifacts, run_no: int, name: st
     if size:
         put_file(connection, run_no, sha256, kind, name, size, "agent")
     if kind == "metrics":
+        if size > MOST_METRICS_BYTES:
+            why = f"{size} bytes of metrics are more than {MOST_METRICS_BYTES}: kept, without rows"
+            file_problems(connection, run_no, name, [(0, why)])
         metrics(connection, run_no, name, data)
         merged = files.merge_turns(connection, run_no)
         connection.execute(update(RUNS).where(RUNS.c.run_no == run_no).values(**merged))
