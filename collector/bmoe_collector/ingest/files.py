@@ -153,7 +153,10 @@ def _write(connection: Connection, run_no: int, at: int, found: Mapping[str, Any
     summary, extra = SUMMARY.split(found)
     values = dict(zip(SUMMARY.columns, summary, strict=True))
     values = {name: value for name, value in values.items() if value is not None and name not in mine}
-    values["extra"] = plain(extra)
+    if extra:
+        values["extra"] = plain(extra)
+    if not values:
+        return
     connection.execute(update(TURNS).where(TURNS.c.run_no == run_no, TURNS.c.at == at).values(**values))
 
 

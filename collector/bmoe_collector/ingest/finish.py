@@ -142,8 +142,8 @@ def _absorb_imports(connection: Connection, artifacts: Artifacts, run_no: int) -
     """Runs that were imported from this run's files before it was delivered are this run."""
     rows = connection.execute(select(RUN_FILES.c.sha256, RUN_FILES.c.kind).where(RUN_FILES.c.run_no == run_no))
     mine = {row[0]: row[1] for row in rows}
-    for match in identity.matches(connection, mine, but=run_no):
-        if match.source == "import":
+    for match in identity.matches(connection, mine, imported=True):
+        if match.run_no != run_no:
             log.info("run %s had been imported as %s", run_no, match.run_id)
             if identity.absorb(connection, run_no, match.run_no):
                 files_again(connection, artifacts, run_no)

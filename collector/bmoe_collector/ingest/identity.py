@@ -30,12 +30,17 @@ class Match:
     mine: Mapping[str, str]
 
 
-def matches(connection: Connection, files: Mapping[str, str], but: int | None = None) -> list[Match]:
-    """Runs that these files (sha256 to kind) are files of, best first: the run that has most of them, then the oldest."""
+def matches(connection: Connection, files: Mapping[str, str], *, imported: bool = False) -> list[Match]:
+    """Runs that these files (sha256 to kind) are files of, best first: the run that has most of them, then the oldest.
+
+    `imported`: only runs that were imported.
+    """
     if not files:
         return []
     query = select(RUN_FILES.c.run_no).where(RUN_FILES.c.sha256.in_(list(files))).distinct().limit(2000)
-    hits = connection.execute(query if but is None else query.where(RUN_FILES.c.run_no != but)).scalars()
+    if imported:
+        query = query.join(RUNS, RUNS.c.run_no == RUN_FILES.c.run_no).where(RUNS.c.source == "import")
+    hits = connection.execute(query).scalars()
     found: list[tuple[int, Match]] = []
     for run_no in sorted(hits):
         mine = {

@@ -96,12 +96,12 @@ class StdoutRows:
             cache_hit, resident = float(hit), float(dense)
             rows.append(
                 (
-                    *(run_no, place, turn, int(step), steps, float(wall), float(io), float(compute), float(mgmt)),
-                    *(float(stall), float(read), None if cache_hit == -1 else cache_hit, int(majflt), float(cpu)),
-                    *(None if resident == -1 else resident, mb and float(mb), ms and float(ms), None),
-                    *(thought or None, text, line, boot_ns, uncertainty_ns, None),
+                    run_no, place, turn, int(step), steps, float(wall), float(io), float(compute), float(mgmt),
+                    float(stall), float(read), None if cache_hit == -1 else cache_hit, int(majflt), float(cpu),
+                    None if resident == -1 else resident, mb and float(mb), ms and float(ms), None, thought or None, text,
+                    line, boot_ns, uncertainty_ns, None,
                 )
-            )
+            )  # fmt: skip
             place += 1
             texts.append(text)
             reasonings.append(thought)
