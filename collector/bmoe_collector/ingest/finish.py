@@ -276,17 +276,23 @@ def streams(store: Store, artifacts: Artifacts, run_id: str, reader: RunReader |
 
     `reader`: one that has just read the whole record, so that it need not be read again.
     """
-    with store.read() as connection:
-        run_no = connection.execute(select(RUNS.c.run_no).where(RUNS.c.run_id == run_id)).scalar_one()
-        found = _held(reader) or stream_bytes(connection, run_no)
-    with_rows = (("stdout", found[pb.STREAM_STDOUT]), ("stderr", found[pb.STREAM_STDERR]))
-    hashes = {name: (artifacts.put(data), len(data)) for name, data in with_rows}
+    found = _held(reader)
+    if reader is not None and found is not None:
+        run_no = reader.run_no
+    else:
+        with store.read() as connection:
+            run_no = connection.execute(select(RUNS.c.run_no).where(RUNS.c.run_id == run_id)).scalar_one()
+            found = stream_bytes(connection, run_no)
+    named = (("stdout", found[pb.STREAM_STDOUT]), ("stderr", found[pb.STREAM_STDERR]))
+    hashes = {name: (artifacts.put(data), len(data)) for name, data in named}
     with store.write() as connection:
-        for name, (sha256, size) in hashes.items():
-            here = (ARTIFACTS.c.run_no == run_no, ARTIFACTS.c.name == name)
-            row = connection.execute(select(ARTIFACTS.c.state, ARTIFACTS.c.sha256).where(*here)).first()
-            if row is not None and not (row.state == "stored" and row.sha256 == sha256):
-                connection.execute(update(ARTIFACTS).where(*here).values(sha256=sha256, size=size, state="stored"))
+        query = select(ARTIFACTS.c.name, ARTIFACTS.c.state, ARTIFACTS.c.sha256).where(ARTIFACTS.c.run_no == run_no)
+        for row in connection.execute(query.where(ARTIFACTS.c.name.in_(list(hashes)))).all():
+            sha256, size = hashes[row.name]
+            if row.state == "stored" and row.sha256 == sha256:
+                continue
+            here = (ARTIFACTS.c.run_no == run_no, ARTIFACTS.c.name == row.name)
+            connection.execute(update(ARTIFACTS).where(*here).values(sha256=sha256, size=size, state="stored"))
 
 
 def _held(reader: RunReader | None) -> dict[int, bytes] | None:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event, inspect, make_url, select, text
+from sqlalchemy import Connection, Engine, Table, create_engine, event, inspect, make_url, select, text, types
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
@@ -124,9 +124,30 @@ def bulk(connection: Connection, table: Table, columns: Sequence[str], rows: Ite
         driver.executemany(f'INSERT INTO "{table.name}" ({quoted}) VALUES ({marks})', rows)  # noqa: S608 - our names
         return
     assert driver is not None
-    with driver.cursor() as cursor, cursor.copy(f'COPY "{table.name}" ({quoted}) FROM STDIN') as copy:
+    # Binary: the driver neither prints numbers nor the server reads them; JSON goes as its text, which is its binary form.
+    with driver.cursor() as cursor, cursor.copy(f'COPY "{table.name}" ({quoted}) FROM STDIN (FORMAT BINARY)') as copy:
+        copy.set_types([_wire_type(table.c[name].type) for name in columns])
         for row in rows:
             copy.write_row(row)
+
+
+def _wire_type(kind: Any) -> str:
+    """The server's name for a column's type, as values of it are sent."""
+    for known, name in _WIRE:
+        if isinstance(kind, known):
+            return name
+    raise TypeError(f"no bulk write for columns of {kind!r}")
+
+
+_WIRE: tuple[tuple[type, str], ...] = (
+    (types.JSON, "text"),
+    (types.String, "text"),
+    (types.BigInteger, "int8"),
+    (types.Integer, "int4"),
+    (types.Float, "float8"),
+    (types.Boolean, "bool"),
+    (types.LargeBinary, "bytea"),
+)
 
 
 def insert_new(connection: Connection, table: Table, values: dict[str, Any]) -> None:
