@@ -49,7 +49,7 @@ def spools() -> list[records.Record]:
 def ingest(url: str, folder: str, made: list[records.Record]) -> float:
     """Seconds to take everything, in batches as the phone sends a backlog."""
     store = open_store(url)
-    taker = Ingestor(store, Artifacts(folder), judge=False)  # judging comes after the commit
+    taker = Ingestor(store, Artifacts(folder), settle=False)  # files of streams and judging come after the commit
     deliver(taker, made[0])  # a collector runs for days: its statements are compiled
     began = time.perf_counter()
     for record in made[1:]:

@@ -26,7 +26,7 @@ from bmoe_collector.ingest.rebuild import chain, read_again, reparse_in
 from bmoe_collector.ingest.record import new_run, put_progress
 from bmoe_collector.store.artifacts import Artifacts
 from bmoe_collector.store.engine import Store, bulk
-from bmoe_collector.store.schema import ARTIFACTS, BLOCKS, CURSORS, RUNS
+from bmoe_collector.store.schema import ARTIFACTS, BLOCKS, CURSORS, RUN_FACTS, RUNS
 
 log = logging.getLogger(__name__)
 KEEP_READERS = 64
@@ -71,11 +71,11 @@ class _Piece:
 class Ingestor:
     """Puts what phones send into one store."""
 
-    def __init__(self, store: Store, artifacts: Artifacts, *, judge: bool = True) -> None:
-        """With `judge` false, runs are left to `bmoe judge`."""
+    def __init__(self, store: Store, artifacts: Artifacts, *, settle: bool = True) -> None:
+        """With `settle` false, what follows an ended run's commit (streams as files, judging) is left to `catch_up`."""
         self.store = store
         self.artifacts = artifacts
-        self._judge = finish.judge if judge else _leave
+        self._settle = settle
         self._readers: OrderedDict[str, RunReader] = OrderedDict()
 
     def cursors(self, agent_uuid: bytes | str, run_ids: Sequence[bytes] | None = None) -> list[pb.Cursor]:
@@ -136,8 +136,9 @@ class Ingestor:
             raise
         if ended and fresh:
             self._readers.pop(run_id, None)
-            finish.streams(self.store, self.artifacts, run_id, None if reader.disordered else reader)
-            self._judge(self.store, [run_id])
+            if self._settle:
+                finish.streams(self.store, self.artifacts, run_id, None if reader.disordered else reader)
+                finish.judge(self.store, [run_id])
         stands = _cursor(run_id, segment, fresh[-1].end if fresh else committed)
         if trouble:
             raise IngestError(f"run {run_id[:8]}, segment {segment[:8]}: {trouble}", stands)
@@ -245,7 +246,7 @@ class Ingestor:
                 raise LookupError(f"artifact {name} of run {run_hex}: no such run is stored")
             fresh = finish.artifact(connection, self.artifacts, int(run_no), name, kind, sha)
         if fresh:
-            self._judge(self.store, [run_hex])
+            finish.judge(self.store, [run_hex])
         return fresh
 
     def artifact_given_up(self, run_id: bytes | str, name: str, why: str) -> None:
@@ -298,8 +299,15 @@ class Ingestor:
             run_ids = [str(run_id) for run_id in connection.execute(query).scalars()]
         for run_id in run_ids:
             finish.streams(self.store, self.artifacts, run_id)
+        unjudged = (
+            select(RUNS.c.run_id)
+            .outerjoin(RUN_FACTS, RUN_FACTS.c.run_no == RUNS.c.run_no)
+            .where(RUNS.c.agent_uuid == _hex(agent_uuid), RUNS.c.ended, RUN_FACTS.c.run_no.is_(None))
+        )
+        with self.store.read() as connection:
+            run_ids += [str(run_id) for run_id in connection.execute(unjudged).scalars() if run_id not in run_ids]
         if run_ids:
-            self._judge(self.store, run_ids)
+            finish.judge(self.store, run_ids)
         return run_ids
 
     def seen(self, device: pb.DeviceFacts) -> None:
@@ -308,10 +316,6 @@ class Ingestor:
 
         with self.store.write() as connection:
             put_device(connection, device)
-
-
-def _leave(_store: Store, _run_ids: Sequence[str]) -> None:
-    """Judge nothing."""
 
 
 def _in_order(reader: RunReader, segment: str) -> bool:
