@@ -22,7 +22,7 @@ CORPUS = HERE / "corpus"
 CACHE = ROOT / ".cache" / "fuzz"
 INPUT_S = 10  # an input that takes longer is a hang
 MOST_MIB = 1536  # a reader that takes more than this for 64 KiB of input has no bound
-KEPT_BYTES, KEPT_FILES = 4096, 32
+KEPT_BYTES, KEPT_FILES = 2048, 20
 
 
 def child(name: str, arguments: list[str]) -> None:
@@ -35,7 +35,8 @@ def child(name: str, arguments: list[str]) -> None:
 
         function = targets.TARGETS[name]
         function(b"")  # what a target imports, instrumented
-    atheris.Setup([name, *arguments], function)
+    # merging starts itself again by what stands first
+    atheris.Setup([f"{sys.executable} {__file__} --child {name}", *arguments], function)
     atheris.Fuzz()
 
 
