@@ -284,7 +284,7 @@ def streams(store: Store, artifacts: Artifacts, run_id: str, reader: RunReader |
             run_no = connection.execute(select(RUNS.c.run_no).where(RUNS.c.run_id == run_id)).scalar_one()
             found = stream_bytes(connection, run_no)
     named = (("stdout", found[pb.STREAM_STDOUT]), ("stderr", found[pb.STREAM_STDERR]))
-    hashes = {name: (artifacts.put(data), len(data)) for name, data in named}
+    hashes = {name: (artifacts.put(data), len(data)) for name, data in named if data}
     with store.write() as connection:
         query = select(ARTIFACTS.c.name, ARTIFACTS.c.state, ARTIFACTS.c.sha256).where(ARTIFACTS.c.run_no == run_no)
         for row in connection.execute(query.where(ARTIFACTS.c.name.in_(list(hashes)))).all():

@@ -13,9 +13,6 @@ hold it. `JSON` columns hold strict JSON. Times are nanoseconds of the phone's C
 
 from __future__ import annotations
 
-from typing import Any
-
-from sqlalchemy import JSON as ANY_JSON
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -25,7 +22,6 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
-    MetaData,
     String,
     Table,
     Text,
@@ -33,37 +29,23 @@ from sqlalchemy import (
 )
 
 from bmoe_collector.store import names
-
-METADATA = MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-        "pk": "pk_%(table_name)s",
-    }
+from bmoe_collector.store.schema_base import JSON, METADATA, Number, at, run_no, typed
+from bmoe_collector.store.schema_rows import (
+    CONFIGS,
+    DERIVED,
+    GAPS,
+    GATES,
+    NOTES,
+    OTHER_LINES,
+    REPORT_LINES,
+    RESIDENCY,
+    SAMPLES,
+    TOKENS_CSV,
+    TOKENS_STDOUT,
+    TRAILERS,
+    TURNS,
+    UNKNOWN_FRAMES,
 )
-
-Number = BigInteger().with_variant(Integer(), "sqlite")
-"""64 bits on both; SQLite numbers rows by itself only when the type is INTEGER."""
-
-JSON = ANY_JSON(none_as_null=True)
-"""Nothing is NULL, never the JSON text `null`."""
-
-TYPES: dict[str, Any] = {"int": BigInteger, "float": Double, "str": Text, "bool": Boolean}
-
-
-def _run_no(*, primary: bool = True) -> Column[Any]:
-    return Column("run_no", Number, ForeignKey("runs.run_no", ondelete="CASCADE"), primary_key=primary, nullable=False)
-
-
-def _at() -> Column[Any]:
-    return Column("at", Integer, primary_key=True, autoincrement=False)
-
-
-def _typed(columns: dict[str, str], prefix: str = "") -> list[Column[Any]]:
-    """Nullable columns of the contract, by SQL name and type word."""
-    return [Column(prefix + name, TYPES[kind]) for name, kind in columns.items()]
-
 
 META = Table(
     "meta",
@@ -156,14 +138,14 @@ RUN_ALIASES = Table(
     "run_aliases",
     METADATA,
     Column("run_id", String(32), primary_key=True),
-    _run_no(primary=False),
+    run_no(primary=False),
     comment="Ids of runs that turned out to be a run already known: they still find it.",
 )
 
 RUN_FILES = Table(
     "run_files",
     METADATA,
-    _run_no(),
+    run_no(),
     Column("sha256", String(64), primary_key=True),
     Column("kind", String(24), nullable=False),
     Column("name", Text, nullable=False),
@@ -176,7 +158,7 @@ RUN_FILES = Table(
 LABELS = Table(
     "labels",
     METADATA,
-    _run_no(),
+    run_no(),
     Column("key", String(128), primary_key=True),
     Column("value", Text, nullable=False),
     Column("source", String(16), nullable=False),  # "plan", "file name", "run.json", "user"
@@ -184,206 +166,10 @@ LABELS = Table(
     comment="Names and values a person or a file name gave a run.",
 )
 
-CONFIGS = Table(
-    "configs",
-    METADATA,
-    _run_no(),
-    Column("format", Text),  # "bmoe_metrics v2"
-    *_typed(names.PREAMBLE_COLUMNS),
-    Column("keys", JSON, nullable=False),  # every key in the file's order
-    comment="The metrics preamble: the resolved configuration, a column for each key of the contract.",
-)
-
-TOKENS_CSV = Table(
-    "tokens_csv",
-    METADATA,
-    _run_no(),
-    _at(),
-    *_typed(names.CSV_COLUMNS),
-    Column("extra", JSON),
-    sqlite_with_rowid=False,
-    comment="Rows of the metrics CSV, one a token.",
-)
-
-TOKENS_STDOUT = Table(
-    "tokens_stdout",
-    METADATA,
-    _run_no(),
-    _at(),
-    Column("turn", Integer),
-    *_typed(names.PROGRESS_COLUMNS),
-    Column("load_mb", Double),
-    Column("load_ms", Double),
-    Column("reset", Boolean),
-    Column("delta_reasoning", LargeBinary),
-    Column("delta_text", LargeBinary),
-    Column("line", Integer),
-    Column("boot_ns", BigInteger),
-    Column("uncertainty_ns", BigInteger),
-    Column("extra", JSON),
-    sqlite_with_rowid=False,
-    comment="BMOE_PROGRESS lines with the BMOE_LOAD before them, one a token; when the line was seen on the phone.",
-)
-
-TURNS = Table(
-    "turns",
-    METADATA,
-    _run_no(),
-    _at(),
-    Column("turn", Integer),
-    Column("request_id", BigInteger),
-    Column("kind", String(12), nullable=False),  # "generate", "decide", "oneshot", "rejected"
-    Column("state", String(12), nullable=False),
-    Column("tokens", Integer),
-    Column("cancelled", Boolean, nullable=False),
-    Column("text", LargeBinary, nullable=False),
-    Column("text_view", Text, nullable=False),
-    Column("reasoning", LargeBinary, nullable=False),
-    Column("request", JSON),
-    Column("decide", JSON),
-    Column("error", JSON),
-    Column("begin_boot_ns", BigInteger),
-    Column("end_boot_ns", BigInteger),
-    *_typed(names.SUMMARY_COLUMNS),
-    Column("extra", JSON),  # summary keys without a column
-    comment="Generations, decisions and rejected requests, with the BMOE_DONE spellings (trailer keys mapped on them).",
-)
-
-TRAILERS = Table(
-    "trailers",
-    METADATA,
-    _run_no(),
-    _at(),
-    Column("turn", Integer),
-    Column("keys", JSON, nullable=False),
-    comment="`# summary` lines of the metrics CSV, keys as the file has them.",
-)
-
-REPORT_LINES = Table(
-    "report_lines",
-    METADATA,
-    _run_no(),
-    _at(),
-    Column("turn", Integer, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("facts", JSON, nullable=False),
-    Column("text", Text, nullable=False),
-    comment="Lines of the perf block: the name before the colon and every number in them.",
-)
-
-OTHER_LINES = Table(
-    "other_lines",
-    METADATA,
-    _run_no(),
-    _at(),
-    Column("stream", String(8), nullable=False),
-    Column("line", Integer, nullable=False),
-    Column("turn", Integer),
-    Column("text", Text, nullable=False),
-    comment="Lines of stdout that nothing understood.",
-)
-
-SAMPLES = Table(
-    "samples",
-    METADATA,
-    _run_no(),
-    _at(),
-    Column("boot_ns", BigInteger, nullable=False),
-    Column("source", String(8), nullable=False),
-    Column("kind", String(12), nullable=False),
-    Column("took_ms", Double),
-    Column("segment", String(32)),
-    Column("seq", BigInteger),
-    *_typed(names.SAMPLE_COLUMNS),
-    Column("values", JSON, nullable=False),  # every value by the names of bmoe_proto.kernel
-    Column("refused", JSON),
-    sqlite_with_rowid=False,
-    comment="What the kernel said, parsed; `segment` and `seq` name the frame with the text as read.",
-)
-
-RESIDENCY = Table(
-    "residency",
-    METADATA,
-    _run_no(),
-    _at(),
-    Column("boot_ns", BigInteger, nullable=False),
-    Column("part", String(32), nullable=False),
-    Column("method", String(16), nullable=False),
-    Column("problem", Text, nullable=False),
-    Column("bytes", BigInteger),
-    Column("pages", BigInteger),
-    Column("pages_looked_at", BigInteger),
-    Column("pages_resident", BigInteger),
-    Column("fraction", Double),
-    Column("standard_error", Double),
-    Column("cost_ms", Double),
-    Column("cpu_ms", Double),
-    comment="How much of the model file is in memory, by part, with its error and cost.",
-)
-
-GATES = Table(
-    "gates",
-    METADATA,
-    _run_no(),
-    _at(),
-    Column("boot_ns", BigInteger),
-    Column("gate", Text, nullable=False),
-    Column("asked", Text, nullable=False),
-    Column("bound", Double),
-    Column("last", Double),
-    Column("unit", Text, nullable=False),
-    Column("state", String(16), nullable=False),
-    Column("waited_s", Double, nullable=False),
-    Column("policy", String(16), nullable=False),
-    Column("source", String(16), nullable=False),
-    Column("readings", JSON, nullable=False),
-    comment="Conditions before a cell: what was asked, what was seen, how long it waited.",
-)
-
-NOTES = Table(
-    "notes",
-    METADATA,
-    _run_no(),
-    _at(),
-    Column("boot_ns", BigInteger, nullable=False),
-    Column("source", String(16), nullable=False),
-    Column("code", Text, nullable=False),
-    Column("text", Text, nullable=False),
-    Column("facts", JSON, nullable=False),
-    comment="Notes, watchdog reports, launches and whatever else is worth knowing later.",
-)
-
-GAPS = Table(
-    "gaps",
-    METADATA,
-    _run_no(),
-    _at(),
-    Column("boot_ns", BigInteger, nullable=False),
-    Column("what", Text, nullable=False),
-    Column("frames", BigInteger),
-    Column("bytes", BigInteger),
-    Column("why", Text, nullable=False),
-    Column("lost_segment", String(32)),
-    Column("declared", Boolean, nullable=False),
-    comment="Parts of the record that are missing: declared by the phone, or found here.",
-)
-
-UNKNOWN_FRAMES = Table(
-    "unknown_frames",
-    METADATA,
-    _run_no(),
-    _at(),
-    Column("segment", String(32), nullable=False),
-    Column("seq", BigInteger, nullable=False),
-    Column("boot_ns", BigInteger, nullable=False),
-    Column("data", LargeBinary, nullable=False),
-    comment="Frames of a kind this version does not know, whole.",
-)
-
 ARTIFACTS = Table(
     "artifacts",
     METADATA,
-    _run_no(),
+    run_no(),
     Column("name", String(255), primary_key=True),
     Column("kind", String(24), nullable=False),
     Column("size", BigInteger, nullable=False),
@@ -409,7 +195,7 @@ LOOSE_FILES = Table(
 BLOCKS = Table(
     "blocks",
     METADATA,
-    _run_no(),
+    run_no(),
     Column("segment", String(32), primary_key=True),
     Column("offset", BigInteger, primary_key=True, autoincrement=False),
     Column("first_seq", BigInteger, nullable=False),
@@ -421,7 +207,7 @@ BLOCKS = Table(
 SEGMENTS = Table(
     "segments",
     METADATA,
-    _run_no(),
+    run_no(),
     Column("segment", String(32), primary_key=True),
     Column("place", Integer, nullable=False),  # in order of arrival
     Column("previous", String(32)),
@@ -435,7 +221,7 @@ SEGMENTS = Table(
 CURSORS = Table(
     "cursors",
     METADATA,
-    _run_no(),
+    run_no(),
     Column("segment", String(32), primary_key=True),
     Column("agent_uuid", String(32), nullable=False),
     Column("offset", BigInteger, nullable=False),
@@ -474,8 +260,8 @@ DEVICE_TAGS = Table(
 VERDICTS = Table(
     "verdicts",
     METADATA,
-    _run_no(),
-    _at(),
+    run_no(),
+    at(),
     Column("code", String(32), nullable=False),
     Column("severity", String(8), nullable=False),
     Column("evidence", Text, nullable=False),
@@ -486,8 +272,8 @@ VERDICTS = Table(
 RUN_FACTS = Table(
     "run_facts",
     METADATA,
-    _run_no(),
-    *_typed(names.FACT_COLUMNS),
+    run_no(),
+    *typed(names.FACT_COLUMNS),
     Column("facts", JSON, nullable=False),  # every fact by name
     Index(None, "tok_s"),
     comment="Derived numbers of a run, for lists, filters and comparison.",
@@ -552,19 +338,39 @@ HOST_SAMPLES = Table(
     comment="What only a host can read of a phone, on the phone's clock.",
 )
 
-DERIVED = (
-    CONFIGS,
-    TOKENS_CSV,
-    TOKENS_STDOUT,
-    TURNS,
-    TRAILERS,
-    REPORT_LINES,
-    OTHER_LINES,
-    SAMPLES,
-    RESIDENCY,
-    GATES,
-    NOTES,
-    GAPS,
-    UNKNOWN_FRAMES,
-)
-"""Tables whose rows are made from the raw record and can be made again (law 1)."""
+__all__ = [
+    "ARTIFACTS",
+    "BLOCKS",
+    "CONFIGS",
+    "CURSORS",
+    "DERIVED",
+    "DEVICES",
+    "DEVICE_NAMES",
+    "DEVICE_TAGS",
+    "GAPS",
+    "GATES",
+    "HOST_SAMPLES",
+    "LABELS",
+    "LEASES",
+    "LOOSE_FILES",
+    "META",
+    "METADATA",
+    "NOTES",
+    "OTHER_LINES",
+    "PLANS",
+    "QUEUE",
+    "REPORT_LINES",
+    "RESIDENCY",
+    "RUNS",
+    "RUN_ALIASES",
+    "RUN_FACTS",
+    "RUN_FILES",
+    "SAMPLES",
+    "SEGMENTS",
+    "TOKENS_CSV",
+    "TOKENS_STDOUT",
+    "TRAILERS",
+    "TURNS",
+    "UNKNOWN_FRAMES",
+    "VERDICTS",
+]
