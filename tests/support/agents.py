@@ -55,6 +55,7 @@ class Agent:
         self.prefix = list(prefix)
         self.env = {**os.environ, "BMOE_AGENT_HOME": str(home), **(env or {})}
         self.process: subprocess.Popen[bytes] | None = None
+        self.program = [str(BIN / "bmoe-agent")]
         self.secret_hex = ""
         self.log = home.with_name(home.name + ".log")
 
@@ -84,12 +85,16 @@ class Agent:
     def socket(self) -> str:
         return f"bmoe-agent-{self.uuid.hex()[:12]}"
 
-    def start(self) -> None:
-        """Serve, and return when the socket is there."""
+    def launch(self) -> None:
+        """Start to serve, without waiting for anything."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*self.prefix, str(BIN / "bmoe-agent"), "serve"], env=self.env, stdout=log, stderr=log
+                [*self.prefix, *self.program, "serve"], env=self.env, stdout=log, stderr=log
             )
+
+    def start(self) -> None:
+        """Serve, and return when the socket is there."""
+        self.launch()
         wait_for(lambda: self.serving() or self._died(), "the agent's socket")
         self._must_live()
 

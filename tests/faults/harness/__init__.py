@@ -1,0 +1,14 @@
+"""The fault harness: real parts, taken away under a seeded schedule, and what must hold afterwards.
+
+    schedule   a seed to what is asked of the phones and what goes wrong when (pure)
+    world      the parts as processes: adb server, adbd and agent a phone, collector, SQLite or PostgreSQL
+    wifi       a link that delays, stalls, half-opens and cuts
+    database   the database, and what goes wrong with it
+    actions    every fault: how it is done and how it is taken back
+    truth      the database against the engines' own copies and the runs' own counts and hashes
+    leaks      descriptors, threads, memory, forwards, processes: where they were, where they are
+    play       one schedule from its seed to its result
+    entry      the agent's and the collector's processes with timers scaled (and, for the harness's own tests, planted defects)
+
+`python -m faults.harness` (with tests/ on the path; `make test-faults`) plays many and writes a JSON line each.
+"""

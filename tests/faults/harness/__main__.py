@@ -1,0 +1,82 @@
+"""Play many schedules, a few at once: `python -m faults.harness [--count N] [--first SEED] [--scale F] [--jobs N]`.
+
+Each is a process of its own. A JSON line each goes to `.cache/faults/<start>.jsonl`, and what a failed one left to
+`.cache/faults/seed-N/`. Exit 1 when any of them found a problem.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+CACHE = ROOT / ".cache" / "faults"
+ONE_S = 600
+
+
+def one(seed: int, scale: float) -> int:
+    """Play one here, and print its line."""
+    from faults.harness.play import play
+    from faults.harness.schedule import make
+
+    result = play(make(seed, scale), CACHE)
+    print(json.dumps(result.as_dict()), flush=True)
+    return 1 if result.problems else 0
+
+
+def apart(seed: int, scale: float) -> dict[str, Any]:
+    """Play one in a process of its own; its line."""
+    command = [sys.executable, "-m", "faults.harness", "--one", str(seed), "--scale", str(scale)]
+    try:
+        done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, timeout=ONE_S, check=False)
+        return dict(json.loads(done.stdout))
+    except subprocess.TimeoutExpired:
+        why = f"did not end within {ONE_S} s"
+    except ValueError:
+        why = f"no result: {done.stderr[-2000:]}"
+    return {"seed": seed, "scale": scale, "ok": False, "problems": [why]}
+
+
+def main() -> int:
+    """Play what was asked for."""
+    parser = argparse.ArgumentParser(prog="faults.harness", description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=300, help="how many schedules (300)")
+    parser.add_argument("--first", type=int, default=1, help="the first seed (1)")
+    parser.add_argument("--scale", type=float, default=0.2, help="factor for every timer (0.2); 1 is as installed")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at once (2)")
+    parser.add_argument("--one", type=int, metavar="SEED", help="play this one here")
+    parser.add_argument("--seeds", help="these seeds, joined by commas, instead of a range")
+    asked = parser.parse_args()
+    if asked.one is not None:
+        return one(asked.one, asked.scale)
+    seeds = (
+        [int(word) for word in asked.seeds.split(",")] if asked.seeds else range(asked.first, asked.first + asked.count)
+    )
+    CACHE.mkdir(parents=True, exist_ok=True)
+    place = CACHE / time.strftime("%Y%m%d-%H%M%S.jsonl")
+    began = time.monotonic()
+    bad: list[int] = []
+    played = 0
+    with place.open("a") as file, ThreadPoolExecutor(asked.jobs) as pool:
+        for line in pool.map(lambda seed: apart(seed, asked.scale), seeds):
+            played += 1
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            if not line["ok"]:
+                bad.append(line["seed"])
+            word = "ok" if line["ok"] else "; ".join(line["problems"])[:400]
+            print(f"{played:4d} seed {line['seed']}: {word} ({line.get('took_s', 0)} s)", flush=True)
+    print(
+        f"{played} schedules in {time.monotonic() - began:.0f} s, {len(bad)} with problems {bad}; {place}", flush=True
+    )
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""The agent's or the collector's process with its timers scaled and its wall clock set: `entry.py bmoe|bmoe-agent ARGUMENTS`.
+
+In, by environment: BMOE_FAULTS_SCALE, a factor for every period; BMOE_FAULTS_CLOCK, a file with seconds to add to the wall
+clock, read at every look; BMOE_FAULTS_PLANT, a defect that the harness must notice: `lose`, `twice`, `forget`, `descriptors`,
+`threads`, `memory`. Nothing else differs from the installed command.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+LEAKED: list[object] = []
+
+
+def scale_timers(factor: float) -> None:
+    """Every period of the program that is about to run."""
+    if sys.argv[1] == "bmoe-agent":
+        from bmoe_agent.serve.service import AgentService
+
+        defaults = AgentService.__init__.__kwdefaults__
+        defaults["heartbeat_s"] *= factor
+    elif "collect" in sys.argv:
+        from bmoe_collector.fleet.drainer import Timers
+
+        Timers.__init__.__defaults__ = tuple(value * factor for value in Timers.__init__.__defaults__)
+
+
+def set_clock(place: Path) -> None:
+    """A wall clock that is off by what the file says."""
+    real, real_ns = time.time, time.time_ns
+
+    def off_s() -> float:
+        try:
+            return float(place.read_text() or 0)
+        except (OSError, ValueError):
+            return 0.0
+
+    time.time = lambda: real() + off_s()
+    time.time_ns = lambda: real_ns() + int(off_s() * 1e9)
+
+
+def plant(defect: str) -> None:
+    """Make the collector wrong in one way."""
+    from bmoe_collector.fleet.drainer import Drainer
+    from bmoe_collector.ingest import ingestor
+    from bmoe_collector.ingest.ingestor import Ingestor
+
+    if defect == "lose":  # says it has what it never stored
+        blocks, done = Ingestor.blocks, []
+
+        def losing(self, uuid, cursor, data):
+            if cursor.offset and not done:
+                done.append(cursor)
+                return type(cursor)(run_id=cursor.run_id, segment=cursor.segment, offset=cursor.offset + len(data))
+            return blocks(self, uuid, cursor, data)
+
+        Ingestor.blocks = losing
+    elif defect == "twice":  # reads every block of stdout twice
+        from bmoe_collector.ingest.stdout_rows import StdoutRows
+
+        feed = StdoutRows.feed
+
+        def twice(self, data, *more):
+            feed(self, data, *more)
+            feed(self, data, *more)
+
+        StdoutRows.feed = twice
+    elif defect == "forget":  # the raw record keeps the first block of a batch alone
+        keep = ingestor.bulk
+
+        def forgetting(connection, table, columns, rows):
+            keep(connection, table, columns, rows[:-1] if table is ingestor.BLOCKS and rows[0][2] else rows)
+
+        ingestor.bulk = forgetting
+    elif defect in {"descriptors", "threads", "memory"}:
+        follow = Drainer._follow
+
+        def leaking(self, route):
+            for _ in range(8):
+                if defect == "descriptors":
+                    LEAKED.append(socket.socket())
+                elif defect == "threads":
+                    threading.Thread(target=threading.Event().wait, daemon=True).start()
+                else:
+                    LEAKED.append(os.urandom(32 << 20))
+            return follow(self, route)
+
+        Drainer._follow = leaking
+    else:
+        raise SystemExit(f"BMOE_FAULTS_PLANT={defect}: no such defect")
+
+
+def main() -> int:
+    """Run the command as installed."""
+    faulthandler.register(signal.SIGUSR1)  # where it stands, into its log, for a play that found it stuck
+    scale_timers(float(os.environ.get("BMOE_FAULTS_SCALE", "1")))
+    if sys.argv[1] == "bmoe-agent":
+        if place := os.environ.get("BMOE_FAULTS_CLOCK"):
+            set_clock(Path(place))
+        from bmoe_agent.cli import main as command
+    else:
+        if "collect" in sys.argv and (defect := os.environ.get("BMOE_FAULTS_PLANT")):
+            plant(defect)
+        from bmoe_collector.cli import main as command
+    sys.argv[:] = sys.argv[1:]
+    return command() or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,271 @@
+"""One schedule from its seed to its result.
+
+In: a schedule and a folder that is made and removed. Out: a `Result`, as a JSON line. The order: everything is started and
+paired, what each process holds is noted, the plan is handed to all phones, faults come and go, everything is healed, the
+collector must bring the rest by itself, then truth and leaks are looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import json
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from faults.harness import leaks, truth
+from faults.harness.actions import ACTIONS, Undo
+from faults.harness.schedule import Schedule, Step, plan_text
+from faults.harness.world import World
+from support.agents import wait_for
+
+DRAIN_S = 150.0
+ENDED = {"done", "stopped", "cancelled"}
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of it."""
+
+    schedule: Schedule
+    problems: list[str] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    runs: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    frames: int = 0
+    gaps: int = 0
+    held: dict[str, Any] = field(default_factory=dict)
+    took_s: float = 0.0
+    drained_s: float = 0.0
+    kept: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON line."""
+        asked = self.schedule
+        return {
+            "seed": asked.seed,
+            "scale": asked.scale,
+            "database": asked.database,
+            "phones": asked.phones,
+            "wifi": list(asked.wifi),
+            "small": list(asked.small),
+            "faults": self.done,
+            "ok": not self.problems,
+            "problems": self.problems,
+            "runs": self.runs,
+            "outcomes": self.outcomes,
+            "frames": self.frames,
+            "gaps": self.gaps,
+            "held": self.held,
+            "drained_s": round(self.drained_s, 1),
+            "took_s": round(self.took_s, 1),
+            "kept": self.kept,
+        }
+
+
+def play(schedule: Schedule, keep: Path | None = None, plant: str = "") -> Result:
+    """Play one schedule. With problems, the phones' homes, logs and database are kept in `keep`."""
+    result = Result(schedule)
+    began = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix=f"bmoe-f{schedule.seed}-"))
+    world = None
+    try:
+        world = World(folder, schedule, plant)
+        _play(world, result)
+    except Exception as error:
+        result.problems.append(f"the play broke off: {type(error).__name__}: {error}")
+        result.held["traceback"] = traceback.format_exc()[-3000:]
+    finally:
+        if world is not None:
+            world.close()
+        if result.problems and keep is not None:
+            _keep(folder, keep / f"seed-{schedule.seed}", result)
+        shutil.rmtree(folder, ignore_errors=True)
+    result.took_s = time.monotonic() - began
+    return result
+
+
+def _play(world: World, result: Result) -> None:
+    schedule = world.schedule
+    world.collector = world.start_collector()
+    world.collector_wanted = True
+    before = _first_look(world)
+    _hand_over(world)
+    _faults(world, schedule.steps, result)
+    healed = time.monotonic()
+    if not _drained(world):
+        world.stacks()
+        result.problems.append(f"not drained {DRAIN_S:.0f} s after everything was healed: {_states(world)}")
+    result.drained_s = time.monotonic() - healed
+    _count(world, result)
+    phones = [truth.Phone(phone.agent.uuid.hex(), phone.copies, frozenset(phone.harmed)) for phone in world.phones]
+    result.problems += truth.check(world.database, phones, [cell.name for cell in schedule.cells])
+    result.problems += _leaks(world, before, result)
+    result.problems += world.unasked
+
+
+def _hand_over(world: World) -> None:
+    plan = world.folder / "plan.toml"
+    plan.write_text(plan_text(world.schedule))
+    sent = world.host.json("run", str(plan), "--all", "--detach")
+    assert len(sent["phones"]) == len(world.phones), sent
+
+
+def _faults(world: World, steps: tuple[Step, ...], result: Result) -> None:
+    began = time.monotonic()
+    number = itertools.count()
+    due: list[tuple[float, int, str, Callable[[], Undo | None], float]] = []
+    for step in steps:
+        action = ACTIONS[step.fault]
+        heapq.heappush(due, (step.at_s, next(number), str(step), lambda a=action, s=step: a(world, s), step.hold_s))
+    while due:
+        at_s, _, name, act, hold_s = due[0]
+        if (left := at_s - (time.monotonic() - began)) > 0:
+            world.tend()
+            time.sleep(min(left, 0.1))
+            continue
+        heapq.heappop(due)
+        undo = act()
+        if hold_s >= 0:
+            result.done.append(name)
+        if undo is not None:
+            back = time.monotonic() - began + max(hold_s, 0)
+            heapq.heappush(due, (back, next(number), name, lambda u=undo: u(), -1.0))
+
+
+def _first_look(world: World) -> dict[str, leaks.Held]:
+    """What everything holds when all phones are followed and nothing was measured yet."""
+    wanted = len(world.phones)
+    wait_for(lambda: len(world.server.adb("forward", "--list").split("\n")) > wanted, "the collector's forwards", 60)
+    assert world.collector is not None
+    wait_for(lambda: _leases(world) == wanted, "the collector's leases", 60)
+    last = None
+    for _ in range(20):
+        now = leaks.look(world.collector.pid)
+        if last is not None and (now.descriptors, now.threads) == (last.descriptors, last.threads):
+            break
+        last = now
+        time.sleep(0.4)
+    found = {"collector": leaks.look(world.collector.pid)}
+    for phone in world.phones:
+        assert phone.agent.process is not None
+        found[f"agent {phone.number}"] = leaks.look(phone.agent.process.pid)
+    return found
+
+
+def _leases(world: World) -> int:
+    return int(world.database.rows("select count(*) as n from leases where name like 'phone:%'")[0]["n"])
+
+
+def _drained(world: World) -> bool:
+    """Wait until every phone has ended its plan and everything of it is acknowledged."""
+    deadline = time.monotonic() + DRAIN_S
+    left = list(world.phones)
+    while time.monotonic() < deadline:
+        world.tend()
+        left = [phone for phone in left if not _done(world, phone.number)]
+        if not left and _settled(world):
+            return True
+        time.sleep(0.3)
+    return False
+
+
+def _done(world: World, number: int) -> bool:
+    done = world.phones[number].agent.run("status", "--json", check=False)
+    try:
+        said = json.loads(done.stdout)
+    except ValueError:
+        return False
+    plans = [plan["state"] for plan in said.get("plans", [])]
+    return bool(plans) and all(state in ENDED for state in plans) and said["backlog_bytes"] == 0
+
+
+def _settled(world: World) -> bool:
+    """Nothing that the database still waits for."""
+    rows = world.database.rows(
+        "select (select count(*) from runs where not ended) + (select count(*) from artifacts where state = 'awaited') as n"
+    )
+    return int(rows[0]["n"]) == 0
+
+
+def _states(world: World) -> str:
+    found = []
+    for phone in world.phones:
+        done = phone.agent.run("status", "--json", check=False)
+        found.append(done.stdout.strip() or done.stderr.strip()[-300:])
+    return "; ".join(found) + " | " + world.log_tail()
+
+
+def _count(world: World, result: Result) -> None:
+    for row in world.database.rows("select outcome, count(*) as n from runs group by outcome"):
+        result.outcomes[row["outcome"]] = row["n"]
+    result.runs = sum(result.outcomes.values())
+    result.frames = int(world.database.rows("select coalesce(sum(frames), 0) as n from blocks")[0]["n"])
+    result.gaps = int(world.database.rows("select count(*) as n from gaps")[0]["n"])
+
+
+def _leaks(world: World, before: dict[str, leaks.Held], result: Result) -> list[str]:
+    """Descriptors, threads and memory of what runs; then what is left when it was told to end."""
+    problems = []
+    assert world.collector is not None
+    agents = [(phone.number, phone.agent.process) for phone in world.phones]
+    looks = [("collector", world.collector.pid, leaks.COLLECTOR)]
+    looks += [(f"agent {number}", process.pid, leaks.AGENT) for number, process in agents if process is not None]
+    for name, pid, slack in looks:
+        held, found = leaks.settle(pid, before[name], slack, world.tend)
+        result.held[name] = [before[name].as_dict(), held.as_dict()]
+        problems += [f"{name} leaks {each}" for each in found]
+    world.collector_wanted = False
+    world.collector.send_signal(signal.SIGTERM)
+    try:
+        if code := world.collector.wait(60):
+            problems.append(f"the collector ended with {code} on SIGTERM: {world.log_tail()}")
+    except subprocess.TimeoutExpired:
+        problems.append("the collector did not end within 60 s of SIGTERM")
+    if left := world.server.adb("forward", "--list").strip():
+        problems.append(f"forwards left: {left}")
+    if folders := [path.name for path in world.shelf.runtime.glob("bmoe-fleet/*-*")]:
+        problems.append(f"folders of forwards left: {folders}")
+    if held_by := world.database.rows("select name, holder from leases where holder <> ''"):
+        live = [row for row in held_by if _is_held(world, row["name"])]
+        problems += [f"lease left: {row}" for row in live]
+    if (clients := world.database.connections()) > 0:
+        problems.append(f"{clients} connections to the database left")
+    parts = list((world.host.folder / "data").rglob("*.part"))
+    if parts:
+        problems.append(f"parts of files left: {[path.name for path in parts]}")
+    for phone in world.phones:
+        phone.agent_wanted = False
+        if (code := phone.agent.stop()) != 0:
+            problems.append(f"the agent of phone {phone.number} ended with {code} on SIGTERM")
+        if spools := [path.name[:8] for path in (phone.agent.home / "spool").glob("?" * 32)]:
+            problems.append(f"phone {phone.number} still keeps runs {spools}")
+    # a phone's shell notices at its next word that nobody listens any more
+    with contextlib.suppress(AssertionError):
+        wait_for(lambda: not world.processes(), "all processes to end", 15)
+    if running := world.processes():
+        problems.append(f"processes left: {running}")
+    return problems
+
+
+def _is_held(world: World, name: str) -> bool:
+    rows = world.database.rows(f"select until_wall_ns from leases where name = '{name}'")
+    return bool(rows) and rows[0]["until_wall_ns"] > time.time_ns()
+
+
+def _keep(folder: Path, target: Path, result: Result) -> None:
+    """What a person needs to find out why."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(
+        folder, target, symlinks=True, ignore=shutil.ignore_patterns("*.gguf", "filler", "reserve"), dirs_exist_ok=True
+    )
+    result.kept = str(target)
