@@ -9,6 +9,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 3
 SECONDS_PER_TARGET ?= 60
+FIRST ?= 1
+COUNT ?= 300
+BENCH ?=
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -49,6 +52,14 @@ fuzz: $(VENV)/.ready  ## coverage-guided fuzzing of every reader, SECONDS_PER_TA
 		{ echo "fuzz: atheris has no build for this Python or system: make venv with PYTHON=python3.13" >&2; exit 1; }
 	nice $(BIN)/python tests/faults/fuzz/fuzz.py --seconds $(SECONDS_PER_TARGET)
 
+bench: $(VENV)/.ready  ## speeds as ratios to a baseline measured beside them; wants a quiet machine; BENCH=NAME for one
+	@tests/setup/debian.sh services
+	$(BIN)/python tests/bench/run.py $(BENCH)
+
+test-faults: $(VENV)/.ready  ## 300 seeded fault schedules in their own time; FIRST and COUNT choose others
+	@tests/setup/debian.sh services
+	cd tests && ../$(BIN)/python -m faults.harness --first $(FIRST) --count $(COUNT) --jobs 2 --scale 0.2
+
 lint: $(VENV)/.ready  ## ruff, mypy and shellcheck
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -61,4 +72,4 @@ proto: $(VENV)/.ready  ## regenerate the stubs from telemetry.proto
 clean:  ## remove what make made
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help venv demo test test-agent test-slow test-spark fuzz lint proto clean
+.PHONY: help venv demo test test-agent test-slow test-spark test-faults fuzz bench lint proto clean

@@ -8,6 +8,8 @@ services behind `dumpsys` use is not in it: they show in the samples as processe
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from bmoe_collector.probe import reading
 from bmoe_collector.probe.frames import Frame, FrameParser
@@ -17,9 +19,8 @@ from bmoe_collector.probe.script import request, script
 TOKEN = "0123abcd"
 
 
-def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-    shell = sys.argv[2].split() if len(sys.argv) > 2 else ["sh"]
+def run(count: int = 100, shell: Sequence[str] = ("sh",)) -> list[dict[str, Any]]:
+    """CPU of the loop for `count` samples, as a share of a core at one sample every 5 s."""
     process = subprocess.Popen(
         [*shell, "-c", script(TOKEN, "be" * 16, "cd" * 16)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -53,10 +54,13 @@ def main() -> None:
     process.stdout.close()
     each_ms = 10 * (after - before) / count
     mean = sum(sizes) / len(sizes)
-    print(f"{count} samples of {mean:.0f} processes in {' '.join(shell)}: {each_ms:.2f} ms CPU each")
-    print(f"every 5 s that is {each_ms / 50:.3f} % of a core; by the process {1000 * each_ms / mean:.1f} us")
-    print(f"{through / count / 1024:.1f} KiB through the link, {stored / count:.0f} bytes of text stored a sample")
+    detail = f"{each_ms:.2f} ms CPU a sample of {mean:.0f} processes, {stored / count:.0f} bytes stored, {through // count} sent"
+    share = each_ms / 50
+    return [
+        {"bench": "probe", "what": "host probe every 5 s, % of a core", "ratio": round(share, 3), "limit": "<= 1", "ok": share <= 1, "detail": detail}
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    samples = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    print(*run(samples, sys.argv[2].split() if len(sys.argv) > 2 else ["sh"]), sep="\n")
