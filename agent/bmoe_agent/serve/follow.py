@@ -45,6 +45,11 @@ class Follower:
         self._quiet_s = quiet_s
         self._feed = Feed(spool, opened)
         self._gone = threading.Event()
+        if self._may_acknowledge():
+            # Where the store stands is committed there: an acknowledgement that was lost with a killed agent or a
+            # broken link is never said again otherwise, and the run would be kept for ever.
+            for cursor in getattr(opened, "from"):
+                self._spool.acknowledge(store_id, cursor.run_id, cursor.segment, cursor.offset)
 
     def stop(self) -> None:
         """End the stream soon; from any thread."""

@@ -50,6 +50,15 @@ class FileFetcher:
         for item in self._ingestor.wanted(self._uuid):
             if len(item.sha256) == SHA256_BYTES:
                 self._awaited.setdefault((item.run_id, item.name), item)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove parts of files that are stored: a collector was killed, or lost its lease, before it removed them."""
+        awaited = {item.sha256.hex() for item in self._awaited.values()}
+        for path in self._folder.glob(f"*-{self._uuid.hex()[:8]}.part"):
+            sha256 = path.name.partition("-")[0]
+            if sha256 not in awaited and self._ingestor.artifacts.has(sha256):
+                path.unlink(missing_ok=True)
 
     def pending(self) -> int:
         """How many files are still to come."""

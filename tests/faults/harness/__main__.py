@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / ".cache" / "faults"
 ONE_S = 600
+PLAYING: set[subprocess.Popen[str]] = set()
 
 
 def one(seed: int, scale: float) -> int:
@@ -25,6 +28,7 @@ def one(seed: int, scale: float) -> int:
     from faults.harness.play import play
     from faults.harness.schedule import make
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended
     result = play(make(seed, scale), CACHE)
     print(json.dumps(result.as_dict()), flush=True)
     return 1 if result.problems else 0
@@ -33,14 +37,37 @@ def one(seed: int, scale: float) -> int:
 def apart(seed: int, scale: float) -> dict[str, Any]:
     """Play one in a process of its own; its line."""
     command = [sys.executable, "-m", "faults.harness", "--one", str(seed), "--scale", str(scale)]
+    err = ""
     try:
-        done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, timeout=ONE_S, check=False)
-        return dict(json.loads(done.stdout))
+        child = subprocess.Popen(
+            command,
+            cwd=ROOT / "tests",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        PLAYING.add(child)
+        out, err = child.communicate(timeout=ONE_S)
+        return dict(json.loads(out))
     except subprocess.TimeoutExpired:
         why = f"did not end within {ONE_S} s"
     except ValueError:
-        why = f"no result: {done.stderr[-2000:]}"
+        why = f"no result: {err[-2000:]}"
+    finally:
+        child.terminate()
+        child.communicate()
+        PLAYING.discard(child)
     return {"seed": seed, "scale": scale, "ok": False, "problems": [why]}
+
+
+def stop(*_: object) -> None:
+    """End early: every play ends what it started."""
+    for child in list(PLAYING):
+        child.terminate()
+    for child in list(PLAYING):
+        child.wait()
+    os._exit(1)
 
 
 def main() -> int:
@@ -60,6 +87,8 @@ def main() -> int:
     )
     CACHE.mkdir(parents=True, exist_ok=True)
     place = CACHE / time.strftime("%Y%m%d-%H%M%S.jsonl")
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
     began = time.monotonic()
     bad: list[int] = []
     played = 0

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 LEAKED: list[object] = []
@@ -33,8 +34,13 @@ def scale_timers(factor: float) -> None:
 
 
 def set_clock(place: Path) -> None:
-    """A wall clock that is off by what the file says."""
-    real, real_ns = time.time, time.time_ns
+    """A wall clock that is off by what the file says, for the agent's own modules.
+
+    gRPC's C core reads the real one and compares it with Python's: it must not see two.
+    """
+    import bmoe_agent.context
+    import bmoe_agent.night
+    from bmoe_agent.spool import Spool
 
     def off_s() -> float:
         try:
@@ -42,8 +48,15 @@ def set_clock(place: Path) -> None:
         except (OSError, ValueError):
             return 0.0
 
-    time.time = lambda: real() + off_s()
-    time.time_ns = lambda: real_ns() + int(off_s() * 1e9)
+    def wall_ns() -> int:
+        return time.time_ns() + int(off_s() * 1e9)
+
+    shown = types.ModuleType("time")
+    shown.__dict__.update(vars(time))
+    shown.time, shown.time_ns = lambda: time.time() + off_s(), wall_ns
+    for module in (bmoe_agent.context, bmoe_agent.night):
+        module.time = shown
+    Spool.__init__.__kwdefaults__["wall_ns"] = wall_ns
 
 
 def plant(defect: str) -> None:

@@ -144,10 +144,8 @@ def _faults(world: World, steps: tuple[Step, ...], result: Result) -> None:
 
 def _first_look(world: World) -> dict[str, leaks.Held]:
     """What everything holds when all phones are followed and nothing was measured yet."""
-    wanted = len(world.phones)
-    wait_for(lambda: len(world.server.adb("forward", "--list").split("\n")) > wanted, "the collector's forwards", 60)
+    wait_for(lambda: _followed(world), "the collector to follow all phones", 60)
     assert world.collector is not None
-    wait_for(lambda: _leases(world) == wanted, "the collector's leases", 60)
     last = None
     for _ in range(20):
         now = leaks.look(world.collector.pid)
@@ -162,8 +160,14 @@ def _first_look(world: World) -> dict[str, leaks.Held]:
     return found
 
 
-def _leases(world: World) -> int:
-    return int(world.database.rows("select count(*) as n from leases where name like 'phone:%'")[0]["n"])
+def _followed(world: World) -> bool:
+    """Whether the collector that runs now has a forward to every phone and the lease of each."""
+    world.tend()
+    assert world.collector is not None
+    held = world.database.rows("select holder from leases where name like 'phone:%'")
+    mine = [row for row in held if f":{world.collector.pid}:" in row["holder"]]
+    forwards = world.server.adb("forward", "--list").split("\n")
+    return len(mine) == len(world.phones) and sum("localabstract:" in line for line in forwards) >= len(mine)
 
 
 def _drained(world: World) -> bool:
@@ -216,6 +220,10 @@ def _count(world: World, result: Result) -> None:
 def _leaks(world: World, before: dict[str, leaks.Held], result: Result) -> list[str]:
     """Descriptors, threads and memory of what runs; then what is left when it was told to end."""
     problems = []
+    try:
+        wait_for(lambda: _followed(world), "the collector to follow all phones", 60)
+    except AssertionError as error:
+        problems.append(f"after everything: {error}")
     assert world.collector is not None
     agents = [(phone.number, phone.agent.process) for phone in world.phones]
     looks = [("collector", world.collector.pid, leaks.COLLECTOR)]
