@@ -1,8 +1,8 @@
 """The agent's or the collector's process with its timers scaled and its wall clock set: `entry.py bmoe|bmoe-agent ARGUMENTS`.
 
 In, by environment: BMOE_FAULTS_SCALE, a factor for every period; BMOE_FAULTS_CLOCK, a file with seconds to add to the wall
-clock, read at every look; BMOE_FAULTS_PLANT, a defect that the harness must notice: `lose`, `twice`, `forget`, `descriptors`,
-`threads`, `memory`. Nothing else differs from the installed command.
+clock, read at every look; BMOE_FAULTS_PLANT, a defect that the harness must notice: `forget`, `twice`,
+`descriptors`, `threads`, `memory`. Nothing else differs from the installed command.
 """
 
 from __future__ import annotations
@@ -63,19 +63,8 @@ def plant(defect: str) -> None:
     """Make the collector wrong in one way."""
     from bmoe_collector.fleet.drainer import Drainer
     from bmoe_collector.ingest import ingestor
-    from bmoe_collector.ingest.ingestor import Ingestor
 
-    if defect == "lose":  # says it has what it never stored
-        blocks, done = Ingestor.blocks, []
-
-        def losing(self, uuid, cursor, data):
-            if cursor.offset and not done:
-                done.append(cursor)
-                return type(cursor)(run_id=cursor.run_id, segment=cursor.segment, offset=cursor.offset + len(data))
-            return blocks(self, uuid, cursor, data)
-
-        Ingestor.blocks = losing
-    elif defect == "twice":  # reads every block of stdout twice
+    if defect == "twice":  # reads every block of stdout twice
         from bmoe_collector.ingest.stdout_rows import StdoutRows
 
         feed = StdoutRows.feed
@@ -85,7 +74,7 @@ def plant(defect: str) -> None:
             feed(self, data, *more)
 
         StdoutRows.feed = twice
-    elif defect == "forget":  # the raw record keeps the first block of a batch alone
+    elif defect == "forget":  # the last block of a batch is not kept, its rows and the cursor are
         keep = ingestor.bulk
 
         def forgetting(connection, table, columns, rows):

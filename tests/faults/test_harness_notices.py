@@ -1,0 +1,180 @@
+"""The harness itself is shown to notice: a planted loss, a planted duplicate, a planted leak.
+
+Once in a database that is spoilt afterwards (what the truth says of each kind of damage), and once in a collector that is
+made wrong before the play (the whole way from the schedule to the finding).
+"""
+
+import contextlib
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from faults.harness import leaks, truth
+from faults.harness.database import SqliteDatabase
+from faults.harness.play import play
+from faults.harness.schedule import CellAsked, Schedule, Step
+from support.agents import Agent, make_engine, make_model, wait_for
+from support.host import Host
+from support.phones import need_phones
+
+QUIET = Schedule(
+    seed=0,
+    scale=0.2,
+    database="sqlite",
+    phones=1,
+    wifi=(),
+    small=(),
+    cells=(CellAsked("only", 120, False, ""),),
+    steps=(Step(1.0, 0.1, "forwards_removed", -1, 0.5), Step(2.5, 0.3, "adbd_kill", 0, 0.5)),
+)
+
+
+class Played:
+    """One run of one agent, drained, and what spoils its database."""
+
+    def __init__(self, folder: Path, phone: truth.Phone) -> None:
+        self.folder = folder
+        self.phone = phone
+
+    def spoilt(self, name: str, *statements: str) -> list[str]:
+        """What the truth says of a copy of the database after some statements."""
+        folder = self.folder / name
+        folder.mkdir()
+        shutil.copy(self.folder / "host" / "runs.db", folder / "runs.db")
+        database = SqliteDatabase(folder)
+        with contextlib.closing(sqlite3.connect(database.path)) as connection, connection:
+            for statement in statements:
+                assert connection.execute(statement).rowcount > 0, statement
+        return truth.check(database, [self.phone], ["tiny"])
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    folder = tmp_path_factory.mktemp("played")
+    copies = folder / "copies"
+    copies.mkdir()
+    agent = Agent(folder / "home")
+    engine = make_engine(folder, f"tok_s=60,load_s=0.05,prefill_s=0.05,copy={copies}")
+    agent.init(engine, make_model(folder / "models").parent)
+    agent.start()
+    try:
+        host = Host(folder / "host")
+        where = f"local:{agent.socket}"
+        host.pair(agent, where)
+        host.json("run", "--model", "tiny.gguf", "-p", "truth", "-n", "150", "--name", "tiny", "-d", where)
+        host.json("collect", "--until-drained", "-d", where)
+        uuid = agent.uuid.hex()
+    finally:
+        agent.destroy()
+    return Played(folder, truth.Phone(uuid, copies, frozenset()))
+
+
+class TestSpoiltDatabase:
+    def test_as_it_is_nothing_is_said(self, played):
+        assert played.spoilt("clean") == []
+
+    def test_a_block_that_is_gone(self, played):
+        middle = "(select min(offset) from blocks where offset > 0)"
+        found = played.spoilt("block", f"delete from blocks where offset = {middle}")
+        assert any("a block at" in problem for problem in found)
+        assert any("frames" in problem for problem in found)
+
+    def test_the_newest_block_that_is_gone(self, played):
+        found = played.spoilt("last", "delete from blocks where offset = (select max(offset) from blocks)")
+        assert any("0 ends" in problem for problem in found)
+
+    def test_a_run_that_is_gone(self, played):
+        found = played.spoilt("run", "delete from blocks", "delete from tokens_stdout", "delete from runs")
+        assert any("is not stored" in problem for problem in found)
+        assert any("attempts []" in problem for problem in found)
+
+    def test_a_row_of_tokens_that_is_gone_or_too_many(self, played):
+        found = played.spoilt("less", "delete from tokens_stdout where at = 7")
+        assert any("149 rows of tokens, 150 progress lines" in problem for problem in found)
+        columns = [name for name in _columns(played) if name not in {"run_no", "at"}]
+        said = ", ".join(f'"{name}"' for name in columns)
+        again = f"insert into tokens_stdout (run_no, at, {said}) select run_no, 1000, {said} from tokens_stdout where at = 7"
+        assert any("151 rows" in problem for problem in played.spoilt("more", again))
+
+    def test_a_block_that_is_there_twice(self, played):
+        first = "(select max(offset) from blocks where offset < (select max(offset) from blocks))"
+        again = (
+            "insert into blocks (run_no, segment, offset, first_seq, frames, data) "
+            f"select run_no, segment, offset + 100000000, first_seq, frames, data from blocks where offset = {first}"
+        )
+        assert any("twice" in problem for problem in played.spoilt("twice", again))
+
+    def test_a_file_that_never_came_and_a_run_that_is_called_whole(self, played):
+        found = played.spoilt("file", "update artifacts set state = 'awaited' where kind = 'metrics'")
+        assert any("is awaited" in problem for problem in found)
+        found = played.spoilt("whole", "update runs set complete = 0")
+        assert any("is not complete" in problem for problem in found)
+
+    def test_an_engine_that_wrote_something_else(self, played):
+        folder = played.folder / "copies-else"
+        shutil.copytree(played.phone.copies, folder)
+        for path in folder.glob("*.stdout"):
+            path.write_bytes(path.read_bytes().replace(b"BMOE_PROGRESS", b"BMOE_PROGRESs", 1))
+        phone = truth.Phone(played.phone.uuid, folder, frozenset())
+        (problem,) = truth.check(SqliteDatabase(played.folder / "host"), [phone], ["tiny"])
+        assert "they differ from byte" in problem
+
+
+def _columns(played: Played) -> list[str]:
+    with contextlib.closing(sqlite3.connect(played.folder / "host" / "runs.db")) as connection:
+        return [row[1] for row in connection.execute("pragma table_info(tokens_stdout)")]
+
+
+LEAKER = """
+import os, socket, sys, threading
+held = []
+for word in sys.stdin:
+    word = word.strip()
+    if word == "descriptors":
+        held += [socket.socket() for _ in range(20)]
+    elif word == "threads":
+        for _ in range(20):
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+    elif word == "memory":
+        held.append(os.urandom(200 << 20))
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("what", "named"), [("descriptors", "descriptors"), ("threads", "threads"), ("memory", "rss")])
+def test_what_a_process_holds_too_much_is_named(what, named):
+    process = subprocess.Popen([sys.executable, "-c", LEAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def say(word: str) -> None:
+            process.stdin.write(word + "\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "done\n"
+
+        say("nothing")
+        before = leaks.look(process.pid)
+        assert leaks.beyond(before, leaks.look(process.pid), leaks.COLLECTOR) == []
+        say(what)
+        wait_for(lambda: leaks.beyond(before, leaks.look(process.pid), leaks.COLLECTOR), "the leak to show", 20)
+        (found,) = leaks.beyond(before, leaks.look(process.pid), leaks.COLLECTOR)
+        assert found.startswith(named)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.serial
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("defect", "said"),
+    [("forget", "frames"), ("twice", "rows of tokens"), ("descriptors", "collector leaks descriptors")],
+)
+def test_a_collector_that_is_wrong_is_noticed(defect, said):
+    need_phones()
+    result = play(QUIET, plant=defect)
+    assert any(said in problem for problem in result.problems), result.as_dict()
