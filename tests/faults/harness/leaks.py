@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-SETTLE_S = 15.0
+SETTLE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
