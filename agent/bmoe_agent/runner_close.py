@@ -83,7 +83,12 @@ def end_facts(live: Live) -> EndFacts:
         tokens_asked=asked if live.launched else None,
         tokens_got=phases.got_tokens if live.launched else None,
         # An engine that ends cleanly before the tokens asked for does so only at an end of generation.
-        ended_by_eog=clean and phases.saw_end and asked is not None and phases.got_tokens < asked,
+        # On a full disk tokens may have been generated and lost.
+        ended_by_eog=clean
+        and phases.saw_end
+        and asked is not None
+        and phases.got_tokens < asked
+        and not live.output_lost,
         end_record=phases.saw_end if live.launched and session is None else None,
         fatal_error=phases.fatal_message,
         turns_asked=len(session.turns) if session else 0,

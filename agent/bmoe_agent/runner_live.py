@@ -86,6 +86,7 @@ class Live:
     status: ExitStatus | None = None
     abandoned: bool = False  # the phone restarted and nobody is left to ask
     disk_full: bool = False
+    output_lost: bool = False  # the disk was seen full while the engine wrote to it
     oom_kills: Kills | None = None  # of the engine's group when it started
     kill_evidence: tuple[str, ...] = ()
 

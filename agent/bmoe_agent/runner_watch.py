@@ -28,6 +28,7 @@ OBSERVER_NS = 30_000_000_000
 WATCHDOG_NS = 1_000_000_000
 BATTERY_NS = 20_000_000_000
 STATUS_WAIT_NS = 10_000_000_000
+NO_ROOM_BYTES = 128 << 10
 WatchdogPhase = Literal["load", "start", "prefill", "decode", "idle"]
 _WATCHDOG_PHASE: Mapping[Phase, WatchdogPhase] = {
     "load": "load",
@@ -69,6 +70,7 @@ class Watch:
             # The status is looked for before the output is read: whatever was written before the end is then there.
             ended = self._has_ended(now)
             self._read_output(now, last=ended)
+            self._look_at_disk()
             if ended:
                 return
             self._turns(now)
@@ -88,6 +90,14 @@ class Watch:
     def read_rest(self) -> None:
         """Record what an engine that is gone has left in its files."""
         self._read_output(self._clock.boot_ns(), last=True)
+
+    def _look_at_disk(self) -> None:
+        """The engine's own writes to a full disk are lost without a word of its own: the record must say so."""
+        live = self._live
+        if live.output_lost or (free := live.context.free_bytes()) >= NO_ROOM_BYTES:
+            return
+        live.output_lost = live.disk_full = True
+        live.note("disk_full", f"{free} bytes free: what the engine writes now may be lost", {"free_bytes": free})
 
     # ---------------------------------------------------------------- output and turns
 

@@ -18,6 +18,8 @@ from bmoe_collector.ingest.reader import RunReader
 from bmoe_collector.store.engine import view
 
 N_PREDICT = ("-n", "--n-predict")
+OUTPUT_LOST = "disk_full"
+"""The note of an agent that saw the disk full while the engine wrote."""
 
 
 def end_facts(reader: RunReader) -> EndFacts:
@@ -48,7 +50,11 @@ def end_facts(reader: RunReader) -> EndFacts:
         tokens_asked=asked,
         tokens_got=said.tokens if ended.launched else None,
         # The engine stops before the tokens asked for only at an end of generation: a clean end says it was one.
-        ended_by_eog=code == 0 and end_seen and asked is not None and said.tokens < asked,
+        ended_by_eog=code == 0
+        and end_seen
+        and asked is not None
+        and said.tokens < asked
+        and OUTPUT_LOST not in reader.notes,
         end_record=end_seen if ended.launched and not session else None,
         fatal_error=said.fatal_error,
         turns_asked=ended.turns_asked,
@@ -160,6 +166,8 @@ def completeness(reader: RunReader, artifacts: Mapping[str, tuple[str, str]]) ->
         reasons += _segments(reader, ended)
         reasons += _streams(reader, ended)
         reasons = file_reasons(artifacts) + reasons
+    if OUTPUT_LOST in reader.notes:
+        reasons.append("the phone's disk was full while the engine wrote to it: its output may lack lines")
     if reader.gaps:
         reasons.append(f"{reader.gaps} gaps in the record")
     reasons += [f"segment {each.segment[:8]}: {each.problem}" for each in reader.segments.values() if each.problem]
