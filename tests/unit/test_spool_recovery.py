@@ -119,6 +119,29 @@ def test_a_flipped_bit_in_an_earlier_segment_costs_the_rest_of_that_segment_alon
     assert sum(frame.HasField("gap") for frame in spool.frames(RUN)) == 1
 
 
+def test_damage_before_the_end_of_an_ended_run_does_not_cost_its_end(tmp_path):
+    spool = Spool(tmp_path, 1 << 30)
+    path, ends = write_blocks(spool, 3, end=True)
+    spool.close()
+    with open(path, "r+b") as file:
+        file.seek(ends[1] + 80)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 4]))
+    spool = Spool(tmp_path, 1 << 30)
+    assert spool.summary(RUN).ended  # the last block is whole
+    spool.repair(RUN)
+    good, mended = frames_by_segment(spool)
+    assert [frame.WhichOneof("what") for frame in mended] == ["segment_opened", "gap", "run_ended"]
+    ended = mended[-1].run_ended
+    assert (ended.outcome, mended[-1].boot_ns) == ("ok", 99)
+    assert [(count.segment, count.frames) for count in ended.segments] == [
+        (good[0].segment, len(good)),
+        (mended[0].segment, 2),
+    ]
+    assert Spool(tmp_path, 1 << 30).summary(RUN).ended
+
+
 def test_a_kill_between_the_new_segment_and_the_cut_loses_nothing(tmp_path):
     path, ends = write_blocks(Spool(tmp_path, 1 << 30), 3)
     os.truncate(path, ends[2] - 5)

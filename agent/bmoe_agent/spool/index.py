@@ -80,18 +80,24 @@ def learn_end(run: Run) -> int:
     """RunEnded is in the last block of the last segment, but for those of repairs; returns the growth of its files."""
     if not run.summary.started:
         learn_start(run)
-    for segment in reversed(run.segments):
-        offset = layout.last_block_offset(segment.path, segment.end)
-        for frame in block_frames(segment, offset) if offset is not None else ():
-            if frame.WhichOneof("what") == "run_ended":
-                run.summary.take(frame)
-                run.artifacts = list(frame.run_ended.artifacts)
-        if run.summary.ended:
-            break
+    frame = end_of(run)
+    if frame is not None:
+        run.summary.take(frame)
+        run.artifacts = list(frame.run_ended.artifacts)
     if not run.summary.ended:
         return 0
     before, run.file_bytes = run.file_bytes, size_of_files(os.path.join(run.directory, layout.FILES))
     return run.file_bytes - before
+
+
+def end_of(run: Run) -> pb.Frame | None:
+    """The frame that holds a run's RunEnded, None when there is none (any more)."""
+    for segment in reversed(run.segments):
+        offset = layout.last_block_offset(segment.path, segment.end)
+        for frame in block_frames(segment, offset) if offset is not None else ():
+            if frame.WhichOneof("what") == "run_ended":
+                return frame
+    return None
 
 
 def block_frames(segment: Segment, offset: int) -> list[pb.Frame]:

@@ -154,7 +154,15 @@ class Spool:
             run = self._runs.get(run_id)
             if run is None or run.writer is not None:
                 return  # a run being written is looked through when it is opened next
-        self.open_run(run_id, why="damaged").seal()
+            said = index.end_of(run)
+        writer = self.open_run(run_id, why="damaged")
+        with self._changed:
+            lost = said is not None and index.end_of(run) is None
+        if said is not None and lost:
+            # It lay behind the damage. Without it a store would wait for an end that was acknowledged and deleted.
+            writer.end(said.run_ended, said.boot_ns)
+        else:
+            writer.seal()
 
     def close(self) -> None:
         """Seal what is open, keep the acknowledgements, stop the flusher."""
