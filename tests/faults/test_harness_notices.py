@@ -172,7 +172,11 @@ def test_what_a_process_holds_too_much_is_named(what, named):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("defect", "said"),
-    [("forget", "bytes of stdout are missing"), ("twice", "rows of tokens"), ("descriptors", "collector leaks descriptors")],
+    [
+        ("forget", "bytes of stdout are missing"),
+        ("twice", "rows of tokens"),
+        ("descriptors", "collector leaks descriptors"),
+    ],
 )
 def test_a_collector_that_is_wrong_is_noticed(defect, said):
     need_phones()

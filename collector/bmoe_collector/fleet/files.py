@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import grpc
 from bmoe_proto import calls
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
@@ -73,7 +74,8 @@ class FileFetcher:
     ) -> int:
         """Fetch what is awaited; returns how many were stored. `check` may raise to stop between pieces.
 
-        A file the agent does not give now (a cell is being measured) stays awaited.
+        A file the agent does not give now (a cell is being measured) stays awaited; one it does not have any more is
+        given up, since it would be awaited for ever.
         """
         stored = 0
         for key, item in list(self._awaited.items()):
@@ -81,26 +83,52 @@ class FileFetcher:
                 LOG.warning("file of another phone's run", extra={"run": item.run_id.hex()[:32], "file": item.name})
                 del self._awaited[key]
                 continue
-            try:
-                path = self._part(client, item, check)
-            except calls.Refused as error:
-                LOG.info("file waits", extra={"run": item.run_id.hex(), "file": item.name, "why": str(error)})
+            # The phone may tell of a file again after it was stored: word of an ended run was on its way when another
+            # stream or another collector fetched it. It may have been deleted there since.
+            held = self._ingestor.holds(item.run_id, item.name, item.sha256)
+            if not held and not self._store(client, item, writing, check):
                 continue
-            if path is None:
-                continue
-            with writing:
-                self._ingestor.artifact(item.run_id, item.name, item.kind, str(path), item.sha256)
             if may_acknowledge:
                 client.acknowledge_artifact(item.run_id, item.name, item.sha256)
-            path.unlink(missing_ok=True)
+            self._place(item).unlink(missing_ok=True)
             del self._awaited[key]
-            stored += 1
+            stored += not held
         return stored
+
+    def _store(
+        self,
+        client: calls.AgentClient,
+        item: Wanted,
+        writing: AbstractContextManager[object],
+        check: Callable[[], None],
+    ) -> bool:
+        """Fetch one file into the store; False when it cannot be had, now or ever."""
+        try:
+            path = self._part(client, item, check)
+        except calls.Refused as error:
+            told = {"run": item.run_id.hex(), "file": item.name, "why": str(error)}
+            if error.code is not grpc.StatusCode.NOT_FOUND:
+                LOG.info("file waits", extra=told)
+                return False
+            LOG.warning("file given up", extra=told)
+            with writing:
+                self._ingestor.artifact_given_up(item.run_id, item.name, str(error))
+            self._place(item).unlink(missing_ok=True)
+            del self._awaited[item.run_id, item.name]
+            return False
+        if path is None:
+            return False
+        with writing:
+            self._ingestor.artifact(item.run_id, item.name, item.kind, str(path), item.sha256)
+        return True
+
+    def _place(self, item: Wanted) -> Path:
+        return self._folder / f"{item.sha256.hex()}-{self._uuid.hex()[:8]}.part"
 
     def _part(self, client: calls.AgentClient, item: Wanted, check: Callable[[], None]) -> Path | None:
         """Bring the part on this host to the whole file; None when its content is not what its hash says."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._folder / f"{item.sha256.hex()}-{self._uuid.hex()[:8]}.part"
+        path = self._place(item)
         for attempt in (1, 2):
             have = path.stat().st_size if path.exists() else 0
             free = shutil.disk_usage(self._folder).free

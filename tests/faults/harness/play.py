@@ -85,10 +85,11 @@ def play(schedule: Schedule, keep: Path | None = None, plant: str = "") -> Resul
         result.problems.append(f"the play broke off: {type(error).__name__}: {error}")
         result.held["traceback"] = traceback.format_exc()[-3000:]
     finally:
+        if result.problems and keep is not None:  # before disks are unmounted
+            with contextlib.suppress(OSError, shutil.Error):
+                _keep(folder, keep / f"seed-{schedule.seed}", result)
         if world is not None:
             world.close()
-        if result.problems and keep is not None:
-            _keep(folder, keep / f"seed-{schedule.seed}", result)
         shutil.rmtree(folder, ignore_errors=True)
     result.took_s = time.monotonic() - began
     return result
