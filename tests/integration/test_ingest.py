@@ -346,6 +346,27 @@ def test_fetched_files_are_verified_and_complete_the_run(store_url, tmp_path):
     assert image(taker.store) == before
 
 
+def test_a_file_that_came_before_the_end_of_its_run_makes_no_difference(store_url, tmp_path):
+    record = records.whole(RUN, records.oneshot(), artifacts={"metrics.csv": ("metrics", METRICS)})
+    file = tmp_path / "fetched"
+    file.write_bytes(METRICS)
+    sha256 = hashlib.sha256(METRICS).digest()
+    *first, last = record.batches([2, 4])
+    taker = ingestor(store_url, tmp_path)
+    for cursor, data in first:
+        taker.blocks(records.AGENT, cursor, data)
+    taker.artifact(RUN, "metrics.csv", "metrics", str(file), sha256)
+    assert not load_run(taker.store, RUN.hex()).run["ended"]
+    taker.blocks(records.AGENT, *last)
+    found = load_run(taker.store, RUN.hex())
+    assert (found.run["outcome"], len(found.csv), len(found.stdout), len(found.turns)) == ("ok", 48, 48, 1)
+    assert found.turns[0].text == b"x" * 48
+    assert found.turns[0].summary["evictions"] == 198
+    before = image(taker.store)
+    reparse(taker.store, taker.artifacts, RUN.hex())
+    assert image(taker.store) == before
+
+
 def test_a_session_has_its_turns_with_what_was_asked(store_url, tmp_path):
     taker = ingestor(store_url, tmp_path)
     record = records.Record(RUN)

@@ -223,11 +223,12 @@ class Ingestor:
         rows = [(reader.run_no, segment, p.offset, p.first_seq, len(p.frames), p.data) for p in fresh]
         bulk(connection, BLOCKS, BLOCK_COLUMNS, rows)
         put_progress(connection, reader, segment, agent_uuid)
-        if _in_order(reader, segment):
+        if _in_order(reader, segment) and not _file_rows(connection, reader.run_no):
             reader.sink.flush(connection)
             finish.columns(connection, self.artifacts, reader)
             return
-        # A segment came that belongs before one already read: everything is made again in the order of writing.
+        # A segment came that belongs before one already read, or a file's rows are here before the record's: everything
+        # is made again, in the order of writing.
         self._readers.pop(reader.run_id, None)
         again = reparse_in(connection, self.artifacts, reader.run_no, reader.run_id)
         reader.ended = again.ended
@@ -316,6 +317,15 @@ class Ingestor:
 
         with self.store.write() as connection:
             put_device(connection, device)
+
+
+def _file_rows(connection: Connection, run_no: int) -> bool:
+    """Whether a metrics file came before the record it goes with did: its turns stand where stdout's belong.
+
+    The phone sends files after the end, but an end that was damaged on the phone is said again later.
+    """
+    here = select(ARTIFACTS.c.name).where(ARTIFACTS.c.run_no == run_no, ARTIFACTS.c.kind == "metrics")
+    return connection.execute(here.where(ARTIFACTS.c.state == "stored")).first() is not None
 
 
 def _in_order(reader: RunReader, segment: str) -> bool:
