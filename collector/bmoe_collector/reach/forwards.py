@@ -38,7 +38,7 @@ class Forwards:
         self._adb = adb
         self._lock = threading.Lock()
         self._mine: dict[str, tuple[int, str]] = {}  # local end: (transport id, remote end)
-        base = base or _runtime_folder()
+        base = self._base = base or _runtime_folder()
         try:
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = base.lstat()  # a link that another user laid here is not followed
@@ -78,7 +78,7 @@ class Forwards:
                     path.unlink()
 
     def close(self) -> None:
-        """Remove all of ours, and the folder."""
+        """Remove all of ours, the folder, and what processes that were killed meanwhile left."""
         with self._lock:
             for local in list(self._mine):
                 self._adb.remove_forward(local)
@@ -87,6 +87,8 @@ class Forwards:
             if self._held >= 0:
                 os.close(self._held)
                 self._held = -1
+                with contextlib.suppress(OSError), _locked(self._base / "lock"):
+                    self._sweep(self._base)
 
     def _sweep(self, base: Path) -> None:
         """Remove folders of this adb server's whose process is gone, with their forwards."""
