@@ -42,8 +42,7 @@ class Stored:
     holes: int = 0
     frames: Counter[bytes] = field(default_factory=Counter)
     segments: dict[bytes, list[bytes]] = field(default_factory=lambda: defaultdict(list))
-    ended: list[pb.RunEnded] = field(default_factory=list)
-    ended_in: bytes = b""
+    ended: list[tuple[pb.RunEnded, bytes]] = field(default_factory=list)  # each with the segment it is in
     problems: list[str] = field(default_factory=list)
 
 
@@ -124,8 +123,7 @@ def _take(run: Stored, frame: pb.Frame, raw: bytes, run_id: str, segment: str) -
         )
     have.append(raw)
     if frame.WhichOneof("what") == "run_ended":
-        run.ended.append(frame.run_ended)
-        run.ended_in = frame.segment
+        run.ended.append((frame.run_ended, frame.segment))
 
 
 def _join(run: Stored, pieces: list[pb.Output]) -> None:
@@ -159,12 +157,14 @@ def read_copies(folder: Path) -> dict[str, bytes]:
 
 def _proof(raw: Stored, phone: Phone) -> list[str]:
     """The run's own counts and hashes, made again from the frames that are here."""
-    if len(raw.ended) != 1:
+    # an end that lay behind damage is said again, with the counts of what is left
+    if len(raw.ended) != 1 and not (raw.ended and phone.harmed & LOSSY):
         return [f"{len(raw.ended)} ends in its record"]
     problems = []
-    for count in raw.ended[0].segments:
+    ended, ended_in = max(raw.ended, key=lambda pair: len(pair[0].segments))
+    for count in ended.segments:
         have = raw.segments.get(count.segment, [])
-        own = have[: count.frames] if count.segment == raw.ended_in else have
+        own = have[: count.frames] if count.segment == ended_in else have
         name = f"segment {count.segment.hex()[:8]}"
         if len(own) < count.frames:
             problems.append(f"{name}: {len(own)} of {count.frames} frames")
@@ -173,7 +173,7 @@ def _proof(raw: Stored, phone: Phone) -> list[str]:
                 problems.append(f"{name}: {len(own)} frames, the phone counts {count.frames}")
         elif hashlib.sha256(framing.join_frames(own)).digest() != count.sha256:
             problems.append(f"{name}: the hash of its {count.frames} frames differs")
-    known = {count.segment for count in raw.ended[0].segments}
+    known = {count.segment for count in ended.segments}
     problems += [f"segment {segment.hex()[:8]} is not counted" for segment in raw.segments if segment not in known]
     return problems
 
