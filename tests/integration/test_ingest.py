@@ -346,6 +346,16 @@ def test_fetched_files_are_verified_and_complete_the_run(store_url, tmp_path):
     assert image(taker.store) == before
 
 
+def test_lines_that_the_engine_could_not_write_are_missed(store_url, tmp_path):
+    taker = ingestor(store_url, tmp_path)
+    lines = records.oneshot().splitlines(keepends=True)
+    lost = [line for line in lines if line.startswith(b"BMOE_PROGRESS ")][10:13]
+    deliver(taker, records.whole(RUN, b"".join(line for line in lines if line not in lost)))
+    found = load_run(taker.store, RUN.hex())
+    assert len(found.stdout) == 45
+    assert found.completeness["reasons"] == ["stdout: the engine counts 3 tokens more than there are lines of"]
+
+
 def test_a_file_that_came_before_the_end_of_its_run_makes_no_difference(store_url, tmp_path):
     record = records.whole(RUN, records.oneshot(), artifacts={"metrics.csv": ("metrics", METRICS)})
     file = tmp_path / "fetched"

@@ -166,6 +166,8 @@ def completeness(reader: RunReader, artifacts: Mapping[str, tuple[str, str]]) ->
         reasons += _segments(reader, ended)
         reasons += _streams(reader, ended)
         reasons = file_reasons(artifacts) + reasons
+    if reader.stdout.unseen:
+        reasons.append(f"stdout: the engine counts {reader.stdout.unseen} tokens more than there are lines of")
     if OUTPUT_LOST in reader.notes:
         reasons.append("the phone's disk was full while the engine wrote to it: its output may lack lines")
     if reader.gaps:

@@ -51,6 +51,7 @@ class StdoutRows:
         self.decided = 0
         self.cancelled = 0
         self.rejected: list[int | None] = []
+        self.unseen = 0  # tokens the engine counts beyond the lines that are here, where there are any
         self.short_turns = 0  # ended with fewer tokens than asked
         self.steps_asked: int | None = None
         self._answer: said.Answer | None = None
@@ -209,11 +210,17 @@ class StdoutRows:
         )
         if tokens is not None and self._turn_tokens == 0:
             self.tokens += tokens
+        self._compare(tokens)
         self.short_turns += self._turn_steps is not None and self._turn_tokens < self._turn_steps
         self.cancelled += cancelled
         self.done += 1
         self.turns += 1
         self._new_turn()
+
+    def _compare(self, told: int | None) -> None:
+        """There is a line for every generated token (telemetry.md, BMOE_PROGRESS): fewer means that output was lost."""
+        if told is not None and 0 < self._turn_tokens < told:
+            self.unseen += told - self._turn_tokens
 
     def _decided(self, event: said.Decide) -> None:
         self.session = True
@@ -323,6 +330,7 @@ class StdoutRows:
             return
         answer = self._answer
         told = _number(self.generation.get("tokens"))
+        self._compare(told)
         if self.tokens == 0 and told is not None:
             self.tokens = told
         if not self.tokens and answer is None and not self.report_seen:
