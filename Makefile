@@ -11,6 +11,8 @@ JOBS ?= 3
 SECONDS_PER_TARGET ?= 60
 FIRST ?= 1
 COUNT ?= 300
+PLAYS ?= 2
+SCALE ?= 0.2
 BENCH ?=
 
 help:  ## what can be made
@@ -56,9 +58,9 @@ bench: $(VENV)/.ready  ## speeds as ratios to a baseline measured beside them; w
 	@tests/setup/debian.sh services
 	$(BIN)/python tests/bench/run.py $(BENCH)
 
-test-faults: $(VENV)/.ready  ## 300 seeded fault schedules in their own time; FIRST and COUNT choose others
+test-faults: $(VENV)/.ready  ## 300 seeded fault schedules in their own time; FIRST, COUNT, PLAYS (at once), SCALE (of timers)
 	@tests/setup/debian.sh services
-	cd tests && ../$(BIN)/python -m faults.harness --first $(FIRST) --count $(COUNT) --jobs 2 --scale 0.2
+	cd tests && ../$(BIN)/python -m faults.harness --first $(FIRST) --count $(COUNT) --jobs $(PLAYS) --scale $(SCALE)
 
 lint: $(VENV)/.ready  ## ruff, mypy and shellcheck
 	$(BIN)/ruff check .
