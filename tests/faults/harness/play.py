@@ -233,6 +233,8 @@ def _leaks(world: World, before: dict[str, leaks.Held], result: Result) -> list[
         held, found = leaks.settle(pid, before[name], slack, world.tend)
         result.held[name] = [before[name].as_dict(), held.as_dict()]
         problems += [f"{name} leaks {each}" for each in found]
+    with contextlib.suppress(AssertionError):  # what is still there after that is told below
+        wait_for(lambda: not _parts(world) and not any(_kept(world, phone.number) for phone in world.phones), "", 20)
     world.collector_wanted = False
     world.collector.send_signal(signal.SIGTERM)
     try:
@@ -249,21 +251,28 @@ def _leaks(world: World, before: dict[str, leaks.Held], result: Result) -> list[
         problems += [f"lease left: {row}" for row in live]
     if (clients := world.database.connections()) > 0:
         problems.append(f"{clients} connections to the database left")
-    parts = list((world.host.folder / "data").rglob("*.part"))
-    if parts:
-        problems.append(f"parts of files left: {[path.name for path in parts]}")
+    if parts := _parts(world):
+        problems.append(f"parts of files left: {parts}")
     for phone in world.phones:
         phone.agent_wanted = False
         if (code := phone.agent.stop()) != 0:
             problems.append(f"the agent of phone {phone.number} ended with {code} on SIGTERM")
-        if spools := [path.name[:8] for path in (phone.agent.home / "spool").glob("?" * 32)]:
-            problems.append(f"phone {phone.number} still keeps runs {spools}")
+        if kept := _kept(world, phone.number):
+            problems.append(f"phone {phone.number} still keeps runs {kept}")
     # a phone's shell notices at its next word that nobody listens any more
     with contextlib.suppress(AssertionError):
         wait_for(lambda: not world.processes(), "all processes to end", 15)
     if running := world.processes():
         problems.append(f"processes left: {running}")
     return problems
+
+
+def _parts(world: World) -> list[str]:
+    return [path.name for path in (world.host.folder / "data").rglob("*.part")]
+
+
+def _kept(world: World, number: int) -> list[str]:
+    return [path.name[:8] for path in (world.phones[number].agent.home / "spool").glob("?" * 32)]
 
 
 def _is_held(world: World, name: str) -> bool:
