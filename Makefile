@@ -49,9 +49,10 @@ test-spark: $(VENV)/.ready  ## the exported dataset read by a local Spark
 	$(BIN)/python -m pip install --quiet --group spark
 	$(BIN)/python -m pytest -m spark --timeout 900
 
-fuzz: $(VENV)/.ready  ## coverage-guided fuzzing of every reader, SECONDS_PER_TARGET (60) each
+fuzz: $(VENV)/.ready  ## property tests with new examples, then coverage-guided fuzzing of every reader, SECONDS_PER_TARGET (60) each
 	@$(BIN)/python -m pip install --quiet --only-binary atheris --group fuzz || \
 		{ echo "fuzz: atheris has no build for this Python or system: make venv with PYTHON=python3.13" >&2; exit 1; }
+	BMOE_EXAMPLES=new nice $(BIN)/python -m pytest -n $(JOBS) --timeout 1200 $$(grep -rl '^from hypothesis' tests)
 	nice $(BIN)/python tests/faults/fuzz/fuzz.py --seconds $(SECONDS_PER_TARGET)
 
 bench: $(VENV)/.ready  ## speeds as ratios to a baseline measured beside them; wants a quiet machine; BENCH=NAME for one

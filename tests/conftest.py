@@ -19,8 +19,10 @@ try:
 except ImportError:  # a folder of tests may be run without it
     pass
 else:
-    hypothesis.settings.register_profile("here", deadline=None, print_blob=True)
-    hypothesis.settings.load_profile("here")
+    # the same examples each time, so that a change is judged by what it changed; `make fuzz` looks for new ones
+    hypothesis.settings.register_profile("same", deadline=None, print_blob=True, derandomize=True)
+    hypothesis.settings.register_profile("new", deadline=None, print_blob=True, max_examples=1000)
+    hypothesis.settings.load_profile(os.environ.get("BMOE_EXAMPLES", "same"))
 
 HERE = Path(__file__).resolve().parent
 REAL_PROCESSES = {"integration", "e2e", "faults", "browser"}
