@@ -73,7 +73,7 @@ def _run(options: arguments.Options, settings: told.Settings, output: Output) ->
     from bmoe_sim.session import Session, error_line
 
     try:
-        engine = Engine(options, settings)
+        engine = Engine(options, settings, output.copies)
     except (ModelError, FatalError) as e:
         complain(str(e))
         complain(f"llama_model_load: error loading model: failed to load model from {options.model}")

@@ -59,7 +59,7 @@ def sleep_until(deadline: float) -> bool:
 class Engine:
     """A loaded model. Raises RefusedError or ModelError while loading, FatalError while generating."""
 
-    def __init__(self, options: Options, settings: Settings) -> None:
+    def __init__(self, options: Options, settings: Settings, copies: str) -> None:
         self.o, self.settings = options, settings
         began = time.monotonic()
         reach(settings, "load")
@@ -70,7 +70,7 @@ class Engine:
         self._dense = self._load_dense()
         self.streamer = Streamer(self.model, options, settings.seed)
         self.timing = Timing(self.model, options, settings)
-        self.sinks = Sinks(self.model, options, settings)
+        self.sinks = Sinks(self.model, options, settings, copies)
         self.memory = Memory()
         self.burner = Burner(options.threads, settings.burn_mib) if settings.burn else None
         self.turn = 0

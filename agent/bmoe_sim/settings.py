@@ -21,7 +21,7 @@ Comes in: a comma list of `key=value` (a value may be percent-encoded: `%2C` is 
     arm_effect=F        what a token's compute is multiplied by in arm 1                0.95
     hook=0|1            whether this build has the overlap hook                        1
     device_idle=1       --prefill-device is accepted and computes nothing
-    copy=DIR            an independent byte copy of stdout and a note of argv, per process
+    copy=DIR            independent byte copies of stdout and of each file, and a note of argv, per process
     fault=KIND@AT[:ARG] what goes wrong, several joined by `+`; AT is a token of the process counted from 1,
                         or `load` or `prefill`:
         hang   never continue                         pause:S  stop for S seconds, then continue

@@ -42,12 +42,12 @@ _HEAVY = {"MUL_MAT": 5, "MUL_MAT_ID": 9, "FLASH_ATTN_EXT": 4}
 class Sinks:
     """All files of a process; those not asked for are absent and cost nothing."""
 
-    def __init__(self, model: Model, options: Options, settings: Settings) -> None:
+    def __init__(self, model: Model, options: Options, settings: Settings, copies: str) -> None:
         o = options
-        self.csv = open_sink(o.csv, "csv")
-        self.route = self._streaming_only(o, o.route_trace, "--route-trace", "route trace")
-        self.io = self._streaming_only(o, o.io_trace, "--io-trace", "io trace")
-        self.compute = open_sink(o.compute_trace, "compute trace")
+        self.csv = open_sink(o.csv, "csv", copies)
+        self.route = self._streaming_only(o, o.route_trace, "--route-trace", "route trace", copies)
+        self.io = self._streaming_only(o, o.io_trace, "--io-trace", "io trace", copies)
+        self.compute = open_sink(o.compute_trace, "compute trace", copies)
         self._model, self._o = model, o
         if self.csv:
             self.csv.write(preamble(model, o, settings))
@@ -79,11 +79,11 @@ class Sinks:
             )
 
     @staticmethod
-    def _streaming_only(o: Options, path: str, flag: str, what: str) -> Sink | None:
+    def _streaming_only(o: Options, path: str, flag: str, what: str, copies: str) -> Sink | None:
         if path and not o.moe_stream:
             complain(f"warning: {flag} needs --moe-stream; no trace will be written")
             return None
-        return open_sink(path, what)
+        return open_sink(path, what, copies)
 
     def batch(self, batch: Batch, *, turn: int, phase: int, last_step: int, compute_ms: float, majflt: int) -> None:
         """Trace one decode. Reads and nodes carry the last position of a batch of several."""

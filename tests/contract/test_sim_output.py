@@ -401,12 +401,14 @@ def test_a_hanging_engine_dies_by_the_signal_it_gets(number, model, tmp_path):
     assert not metrics.trailers
 
 
-def test_the_copy_holds_what_stdout_held(model, tmp_path):
-    done = one_shot(model, STREAM, f"copy={tmp_path}/copies")
+def test_the_copies_hold_what_stdout_and_files_held(model, tmp_path):
+    flags = [*STREAM, "--csv", f"{tmp_path}/m.csv", "--route-trace", f"{tmp_path}/r.csv"]
+    done = one_shot(model, flags, f"copy={tmp_path}/copies")
     sim(["--version"], f"copy={tmp_path}/copies")  # what is only asked leaves none
     names = sorted(os.listdir(tmp_path / "copies"))
-    assert [n.rsplit(".", 1)[1] for n in names] == ["json", "stdout"]
-    assert (tmp_path / "copies" / names[1]).read_bytes() == done.stdout
+    assert [n.split(".", 1)[1] for n in names] == ["json", "m.csv", "r.csv", "stdout"]
+    held = [(tmp_path / "copies" / name).read_bytes() for name in names]
+    assert held[1:] == [(tmp_path / "m.csv").read_bytes(), (tmp_path / "r.csv").read_bytes(), done.stdout]
 
 
 def test_burning_measures_what_it_does(model, tmp_path):
