@@ -1,7 +1,7 @@
 """The night: plans in their order, cell by cell, until all that was asked is on record.
 
 In: plans (`submit`), and the runs the spool has recorded. Out: runs. Recorded runs are the only state: which cell comes
-next is worked out from the spool's summaries (`next_attempt`), so an agent that is killed, or a phone that restarts,
+next is worked out from the spool's summaries (todo.py), so an agent that is killed, or a phone that restarts,
 neither repeats a finished cell nor skips one. On disk, in the agent's home:
 
     plans/<number>-<plan id>.plan   the plan as it came, serialised; numbers give the order
@@ -14,12 +14,10 @@ import json
 import os
 import re
 import threading
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bmoe_proto.outcome import Outcome
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_agent import adopt
@@ -30,10 +28,9 @@ from bmoe_agent.launch_argv import check_cell
 from bmoe_agent.runner import record_unrun, run_attempt
 from bmoe_agent.runner_live import AgentStopping, Ended, Live, log
 from bmoe_agent.spool import RunSummary, SpoolError
+from bmoe_agent.todo import LIMIT_CAUSE, elapsed_s, next_attempt, next_cell, stops
 from bmoe_agent.wakelock import WakeLock
 
-MAX_LOST = 5
-"""A cell during which the phone died is run again, but not for ever: it may be what the phone dies of."""
 TROUBLE_PAUSE_S = 15.0
 MIN_FREE_BYTES = 4 << 20
 MAX_PLAN_BYTES = 1 << 20
@@ -50,46 +47,12 @@ class Queued:
     why: str = ""
 
 
-def next_attempt(cell: pb.Cell, runs: Sequence[RunSummary]) -> int | None:
-    """Which attempt of a cell is to be run next, None when it is done. `runs` are the cell's own.
-
-    By the design's table of outcomes: `partial`, `failed` and `killed` are tried again within the cell's bound unless
-    the refusal was of the flags or the model, `lost` runs again, a cell our watchdog ended is tried again within the
-    bound, and what the user, a gate, heat or the battery ended is done.
-    """
-    if not runs:
-        return 1
-    last = max(runs, key=lambda run: run.attempt)
-    if not last.ended:  # could not even be closed; as good as lost
-        return last.attempt + 1 if len(runs) < MAX_LOST else None
-    outcome = Outcome(last.outcome, last.cause)
-    lost = sum(1 for run in runs if run.outcome == "lost" and run.launched)
-    if last.outcome == "lost":
-        return last.attempt + 1 if lost < MAX_LOST else None
-    again = outcome.retryable or (last.outcome == "aborted" and last.cause.startswith("watchdog:"))
-    counted = sum(1 for run in runs if run.outcome != "lost")
-    return last.attempt + 1 if again and counted <= cell.retries else None
-
-
-def next_cell(plan: pb.Plan, runs: Iterable[RunSummary]) -> tuple[pb.Cell, int] | None:
-    """The first cell in the plan's order that is not done, and its attempt; None when the plan is done."""
-    by_cell: dict[int, list[RunSummary]] = {}
-    for run in runs:
-        if run.plan_id == plan.plan_id and run.started:
-            by_cell.setdefault(run.cell_index, []).append(run)
-    for cell in plan.cells:
-        attempt = next_attempt(cell, by_cell.get(cell.index, []))
-        if attempt is not None:
-            return cell, attempt
-    return None
-
-
 class Night:
     """All plans of this phone. `submit`, `cancel` and `listing` may be called from any thread; `run` has its own."""
 
     def __init__(self, context: Context, wake_lock: WakeLock | None = None) -> None:
         self._context = context
-        self._wake_lock = wake_lock or WakeLock()
+        self._wake_lock = wake_lock or WakeLock(context.home / "wake-lock")
         self._folder = context.home / "plans"
         self._lock = threading.Lock()
         self._cancel = ""  # why the current cell is to end
@@ -212,6 +175,7 @@ class Night:
         context = self._context
         try:
             self._adopt()
+            self._finish_stops()
             while not context.stop.is_set():
                 since = context.wakes
                 todo = self._next()
@@ -236,6 +200,8 @@ class Night:
             self._wake_lock.release()
 
     def _adopt(self) -> None:
+        with self._lock:
+            self._cancel = ""
         adopted = adopt.adopt_all(self._context, lambda: self._cancel, self._limits, self._opened_adopted)
         for plan_id, ended in adopted:
             log.info("run %s was adopted and is %s (%s)", ended.run_id.hex()[:8], ended.outcome, ended.cause)
@@ -285,9 +251,14 @@ class Night:
             self._live = live
 
     def _opened_adopted(self, live: Live | None) -> None:
+        """An engine that still runs is watched: with the wake lock, and to its end at once if its plan was cancelled."""
+        if live is not None:
+            self._wake_lock.acquire()
         with self._lock:
             self._live = live
             self._current = live.plan_id if live is not None else None
+            item = next((item for item in self._plans if item.plan.plan_id == self._current), None)
+            self._cancel = "the plan was cancelled" if item is not None and item.state == "cancelled" else ""
 
     def _after(self, item: Queued, ended: Ended) -> None:
         if ended.gate_policy == "abort":
@@ -317,19 +288,36 @@ class Night:
     def _within_limits(self, item: Queued) -> bool:
         """Whether the plan may go on. What a limit leaves unrun is on record, cell by cell, with the reason."""
         why = self._limit_reached(item)
-        if not why:
-            return True
+        if why:
+            self._stop_at_limit(item, why)
+        return not why
+
+    def _stop_at_limit(self, item: Queued, why: str) -> None:
+        try:
+            while not item.state and (todo := next_cell(item.plan, self._context.spool.summaries())) is not None:
+                record_unrun(self._context, item.plan, *todo, limit=why)
+        except (OSError, SpoolError):
+            log.exception("plan %s: what its limit left unrun cannot be put on record", item.plan.plan_id)
         with self._lock:
-            self._mark(item, "stopped", why)
-        while (todo := next_cell(item.plan, self._context.spool.summaries())) is not None:
-            record_unrun(self._context, item.plan, *todo, limit=why)
-        return False
+            if not item.state:
+                self._mark(item, "stopped", why)
+
+    def _finish_stops(self) -> None:
+        """What an agent before decided and did not live to write down follows from its runs: a limit, a gate's `abort`."""
+        runs = self._context.spool.summaries()
+        for item in [item for item in self._plans if not item.state]:
+            causes = stops(item.plan, runs)
+            if LIMIT_CAUSE in causes:
+                self._stop_at_limit(item, "a limit of the plan was reached before the agent was started again")
+            elif causes:
+                with self._lock:
+                    self._mark(item, "stopped", f"{causes[0]} gave up and its policy is abort")
 
     def _limit_reached(self, item: Queued) -> str:
         limits = item.plan.limits
         runs = [run for run in self._context.spool.summaries() if run.plan_id == item.plan.plan_id and run.started]
-        if limits.HasField("total_s") and runs:
-            took_s = (time.time_ns() - min(run.started_wall_ns for run in runs)) / 1e9
+        if limits.HasField("total_s"):
+            took_s = elapsed_s(runs, self._context.clock.pair())
             if took_s > limits.total_s:
                 return f"total_s: {took_s:.0f} s since its first cell, at most {limits.total_s:g}"
         if limits.HasField("min_free_bytes") and self._context.free_bytes() < limits.min_free_bytes:

@@ -177,7 +177,8 @@ def _start(live: Live, plan: pb.Plan, wake_lock: str) -> None:
         live.note("wake_lock", f"not held: {wake_lock or 'not asked for'}")
     wait_for_hosts(live, lambda: _check_interrupts(live))
     live.sampler = Sampler(context.roots)
-    if not _gates(live):
+    # Before the gates, which would wait for what it uses, and after them, since waiting may have taken half an hour.
+    if not _deal_with_survivors(live) or not _gates(live):
         return
     _preheat(live)
     if not _deal_with_survivors(live):
@@ -293,6 +294,9 @@ def _deal_with_survivors(live: Live) -> bool:
     for process, working in launch.find_engines(paths, Path(context.spool.root)):
         run_id = context.run_of_directory(working)
         if not run_id:
+            if process.pid in live.foreign_engines:
+                continue
+            live.foreign_engines.add(process.pid)
             live.note(
                 "foreign_engine",
                 f"process {process.pid} runs the same engine and is not ours: it is left alone",

@@ -89,6 +89,7 @@ class Live:
     output_lost: bool = False  # the disk was seen full while the engine wrote to it
     oom_kills: Kills | None = None  # of the engine's group when it started
     kill_evidence: tuple[str, ...] = ()
+    foreign_engines: set[int] = field(default_factory=set)  # pids that were told of
 
     def note(self, code: str, text: str, facts: Mapping[str, Any] | None = None) -> None:
         """Record something worth knowing later."""

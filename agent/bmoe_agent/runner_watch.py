@@ -65,6 +65,8 @@ class Watch:
         """Watch until the engine has ended and its exit is known or will not be known any more."""
         live = self._live
         wanted_ns = self._clock.boot_ns()
+        if live.ended_by_us:
+            self._end_again(wanted_ns)
         while True:
             now = self._clock.boot_ns()
             # The status is looked for before the output is read: whatever was written before the end is then there.
@@ -230,6 +232,12 @@ class Watch:
         live.ended_by_us = "agent"
         live.disk_full |= verdict.rule == "disk"
         self._ask_to_end()
+
+    def _end_again(self, now: int) -> None:
+        """An agent before this one decided on the end, and may not have lived to see it."""
+        told = self._live.watchdog or pb.WatchdogReport(rule="cancelled")
+        self._ask_to_end()
+        self._watchdog.asked_to_stop(now / 1e9, Verdict(told.rule, told.bound, told.seen, told.unit))
 
     def _ask_to_end(self) -> None:
         live = self._live

@@ -196,12 +196,45 @@ def test_engine_nobody_adopted_is_ended_before_the_next_launch(phone: Agent) -> 
         segment.unlink()  # its record is gone, so nobody can adopt it
     for path in (phone.home / "plans").iterdir():
         path.unlink()
-    asked = plan([cell("next")])
+    patient = pb.GateAsk(gate="mem_available_mib", comparison=">=", bound=1, policy="skip")
+    asked = plan([cell("next", gates=[patient])])
     phone.start()
     submit(phone, asked)
     wait_for(lambda: state_of(phone, asked.plan_id) == "done", "the plan's end")
     phone.stop()
     frames = record(phone)["next/1"]
     assert end(frames).outcome == "ok"
-    assert "survivor" in [note.code for note in of(frames, "note")]
+    told = ["survivor" if frame.note.code == "survivor" else frame.WhichOneof("what") for frame in frames]
+    assert told.index("survivor") < told.index("gate")  # a gate must not wait for what it uses
     assert not phone.engines()
+
+
+def test_a_cancel_outlives_the_agent_and_so_does_the_wake_lock(phone: Agent, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("termux-wake-lock", "termux-wake-unlock"):
+        (tools / name).write_text(f"#!/bin/sh\necho {name} >>{tmp_path}/said\n")
+        (tools / name).chmod(0o755)
+    phone.env["PATH"] = f"{tools}:{phone.env['PATH']}"
+    deaf = phone.home.parent / "engine"
+    deaf.write_text(deaf.read_text().replace("#!/bin/sh\n", "#!/bin/sh\ntrap '' TERM\n"))
+    long = cell("long", n_predict=1900)
+    long.watchdog.grace_s = 4
+    asked = plan([long, cell("never reached")])
+    phone.start()
+    submit(phone, asked)
+    wait_tokens(phone, 5)
+    with client(phone) as connected:
+        assert connected.cancel(asked.plan_id).cancelled
+    phone.kill()  # the engine was asked at most, and does not listen
+    assert phone.engines()
+    phone.start()
+    wait_for(lambda: not phone.engines(), "the end of a cancelled plan's engine", 30)
+    with client(phone) as connected:
+        wait_for(lambda: connected.status().state == "idle", "rest")
+    phone.stop()
+    runs = record(phone)
+    ended = end(runs["long/1"])
+    assert list(runs) == ["long/1"]
+    assert (ended.outcome, ended.cause, ended.signal) == ("aborted", "cancelled", signal.SIGKILL)
+    assert (tmp_path / "said").read_text().split() == ["termux-wake-lock", "termux-wake-lock", "termux-wake-unlock"]

@@ -1,8 +1,9 @@
 """Which cell comes next: worked out from recorded runs alone, by the design's table of outcomes."""
 
 import pytest
-from bmoe_agent.night import MAX_LOST, Night, next_attempt, next_cell
+from bmoe_agent.night import Night
 from bmoe_agent.spool import RunSummary
+from bmoe_agent.todo import LIMIT_CAUSE, MAX_LOST, elapsed_s, next_attempt, next_cell, stops
 from bmoe_proto.v1 import telemetry_pb2 as pb
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -97,3 +98,26 @@ def test_plans_that_contradict_themselves_are_refused() -> None:
     (*problems,) = Night.problems(pb.Plan(plan_id=PLAN, cells=[gate]))
     assert any("mood" in problem for problem in problems)
     assert any("sulk" in problem for problem in problems)
+
+
+def test_what_ended_a_plan_follows_from_its_runs() -> None:
+    gates = [pb.GateAsk(gate="cpu_temp_c", policy="abort"), pb.GateAsk(gate="battery_pct", policy="skip")]
+    plan = pb.Plan(plan_id=PLAN, cells=[pb.Cell(index=n, gates=gates) for n in range(3)])
+    assert stops(plan, [run("ok"), run("skipped", "gate:battery_pct"), run("aborted", "thermal")]) == []
+    assert stops(plan, [run("skipped", "gate:cpu_temp_c", index=1)]) == ["gate:cpu_temp_c"]
+    assert stops(plan, [run("ok"), run("skipped", LIMIT_CAUSE, index=2)]) == [LIMIT_CAUSE]
+    assert stops(pb.Plan(plan_id="cd" * 16, cells=plan.cells), [run("skipped", LIMIT_CAUSE)]) == []
+
+
+def test_a_clock_that_is_set_during_the_night_is_no_time_that_passed() -> None:
+    def at(boot: str, boot_s: float, wall_s: float, index: int = 0) -> RunSummary:
+        one = run("ok", index=index)
+        one.boot_id, one.started_boot_ns, one.started_wall_ns = boot, int(boot_s * 1e9), int(wall_s * 1e9)
+        return one
+
+    now = pb.ClockPair(boot_id="b", boot_ns=int(700e9), wall_ns=int(1.7e18))
+    assert elapsed_s([], now) == 0
+    assert elapsed_s([at("b", 100, 5), at("b", 400, 1.7e9, 1)], now) == 600  # the wall clock said 5 s after 1970
+    assert elapsed_s([at("a", 9000, 1.7e9 - 5000)], now) == 5000  # restarted, nothing has run since
+    assert elapsed_s([at("a", 9000, 1.7e9 - 5000), at("b", 100, 1.7e9 - 600, 1)], now) == 5000
+    assert elapsed_s([at("a", 9000, 1.7e9 + 5000), at("b", 100, 5, 1)], now) == 600  # and never negative
