@@ -11,6 +11,7 @@ from support.agents import BIN, Agent, agent, wait_for
 from support.nights import Morning, morning, submit, told, wait_done
 
 SETTINGS = "tok_s=100,load_s=0.05,prefill_s=0.05"
+LONG = 900  # tokens of a turn that outlasts the restart of an agent on a loaded machine
 STREAMING = ["--moe-stream", "--cache-mb", "4", "--force-cache"]
 PROMPTS = [
     "Grüße, 世界: ŝanĝiĝas ĉiu ĵaŭdo",
@@ -202,7 +203,7 @@ def test_prompts_arrive_whole_and_an_agent_killed_in_mid_turn_says_what_was_not_
         phone.run("init", "--engine", f"listening={listening}")
         said = [generate(prompt, 3) for prompt in PROMPTS]
         said.append(decide("ja — jawohl", "nein, 不", "может быть"))
-        cut = [generate("short", 3), generate("long", 150), generate("never", 3)]
+        cut = [generate("short", 3), generate("long", LONG), generate("never", 3)]
         big = ["-c", "65536"]
         asked = plan([cell("said", engine="listening", turns=said, flags=big), cell("cut", turns=cut), cell("last")])
         phone.start()
@@ -233,7 +234,7 @@ def test_prompts_arrive_whole_and_an_agent_killed_in_mid_turn_says_what_was_not_
     run = found.of("cut")
     assert (run["outcome"], run["turns_asked"], run["turns_sent"]) == ("partial", 3, 2)
     assert states(found, run) == ["done", "done", "not_run"]
-    assert [row["tokens"] for row in found.table("turns", run)[:2]] == [3, 150]
+    assert [row["tokens"] for row in found.table("turns", run)[:2]] == [3, LONG]
     assert "1 of 3 turns were not sent" in told(run)
     assert "adopted" in found.notes(run)
     check_csv(found, run)
