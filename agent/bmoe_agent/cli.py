@@ -188,6 +188,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _baseline(arguments: argparse.Namespace) -> int:
     gates, _ = _sensors(arguments)
+    if doing := _serving(arguments):
+        raise RuntimeError(
+            f"the agent here is {doing}: its cell and the cold speed would spoil each other; wait until it is idle"
+        )
 
     def tell(done: int, of: int) -> None:
         print(f"\rpass {done} of {of}", end="" if done < of else "\n", file=sys.stderr, flush=True)
@@ -206,10 +210,16 @@ def _baseline(arguments: argparse.Namespace) -> int:
 
 
 def _gates(arguments: argparse.Namespace) -> int:
-    from bmoe_agent.gates import GATES
+    from bmoe_agent.gates import GATES, Reading
 
     gates, _ = _sensors(arguments)
-    readings = {name: (gates.read(name), kind) for name, kind in GATES.items()}
+    doing = _serving(arguments)
+    readings = {
+        name: (Reading(None, f"not looked at: the agent here is {doing}"), kind)
+        if doing and name == "speed_probe_ratio"
+        else (gates.read(name), kind)
+        for name, kind in GATES.items()
+    }
     if arguments.json:
         _print_json(
             {
@@ -235,6 +245,14 @@ def _status(arguments: argparse.Namespace) -> int:
         if value not in ("", None, [], {}):
             print(f"{key:14} {value}")
     return DONE if document["running"] else ANSWER_IS_NO
+
+
+def _serving(arguments: argparse.Namespace) -> str:
+    """What the agent that serves this home is busy with; empty when it is idle, or none serves."""
+    from bmoe_agent import run_here
+
+    told = run_here.status(config.home_directory(arguments.home))
+    return str(told["state"]) if told["running"] and told["state"] != "idle" else ""
 
 
 def _sensors(arguments: argparse.Namespace) -> tuple[Gates, Roots]:

@@ -21,19 +21,17 @@ from pathlib import Path
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_agent import adopt
-from bmoe_agent.config import ConfigError, sync_directory, write_private
+from bmoe_agent.config import sync_directory, write_private
 from bmoe_agent.context import Context
-from bmoe_agent.gates.wait import problems as gate_problems
-from bmoe_agent.launch_argv import check_cell
 from bmoe_agent.runner import record_unrun, run_attempt
 from bmoe_agent.runner_live import AgentStopping, Ended, Live, log
 from bmoe_agent.spool import RunSummary, SpoolError
+from bmoe_agent.taking import problems, warnings
 from bmoe_agent.todo import LIMIT_CAUSE, elapsed_s, next_attempt, next_cell, stops
 from bmoe_agent.wakelock import WakeLock
 
 TROUBLE_PAUSE_S = 15.0
 MIN_FREE_BYTES = 4 << 20
-MAX_PLAN_BYTES = 1 << 20
 _FILE = re.compile(r"(\d{6,})-([0-9a-f]{32})\.plan")
 
 
@@ -75,11 +73,11 @@ class Night:
                 if not same:
                     reply.refused.append(f"plan {plan_id} is another plan on this phone")
                 return reply
-        reply.refused.extend(self.problems(plan))
+        reply.refused.extend(problems(plan))
         if reply.refused:
             return reply
         self._context.refresh_config()
-        reply.warnings.extend(self.warnings(plan))
+        reply.warnings.extend(warnings(plan, self._context.config, self._context.gates.readable()[1]))
         with self._lock:
             number = max((item.number for item in self._plans), default=0) + 1
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -89,39 +87,6 @@ class Night:
             self._context.wake()
             self._idle.clear()
         return reply
-
-    @staticmethod
-    def problems(plan: pb.Plan) -> list[str]:
-        """Why this plan cannot be taken."""
-        found: list[str] = []
-        if not re.fullmatch(r"[0-9a-f]{32}", plan.plan_id):
-            found.append("a plan's id is 32 hex digits")
-        if not plan.cells:
-            found.append("the plan has no cells")
-        if [cell.index for cell in plan.cells] != list(range(len(plan.cells))):
-            found.append("cells must be numbered from 0 in the order they run")
-        for cell in plan.cells:
-            if cell.ByteSize() + len(plan.text.encode()) + len(plan.question_json.encode()) > MAX_PLAN_BYTES:
-                found.append(f"cell {cell.index} ({cell.name}): with the plan's text more than {MAX_PLAN_BYTES} bytes")
-            wrong = check_cell(cell) + [problem for ask in cell.gates for problem in gate_problems(ask)]
-            found.extend(f"cell {cell.index} ({cell.name}): {problem}" for problem in wrong)
-        return found
-
-    def warnings(self, plan: pb.Plan) -> list[str]:
-        """What will make cells fail or gates give up here, known now instead of at 3 a.m."""
-        found: dict[str, None] = {}
-        config = self._context.config
-        _, unreadable = self._context.gates.readable()
-        for cell in plan.cells:
-            try:
-                config.engine(cell.engine)
-                config.model(cell.model)
-            except ConfigError as error:
-                found[str(error)] = None
-            for ask in cell.gates:
-                if why := unreadable.get(ask.gate):
-                    found[f"gate {ask.gate} cannot be read on this phone: {why}"] = None
-        return list(found)
 
     def cancel(self, plan_id: str, *, only_current_cell: bool) -> pb.CancelReply:
         """Cancel a plan ("": the running one) or the cell it is at."""

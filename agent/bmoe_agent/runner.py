@@ -232,14 +232,13 @@ def _gates(live: Live) -> bool:
             context.pause(min(left, 1.0))
 
     _cold_record(live)
-    for ask in live.cell.gates:
-        _check_interrupts(live)
-        report = context.gates.wait(ask, context.clock.boot_ns, sleep, called_off)
+    for report in context.gates.wait_for_all(live.cell.gates, context.clock.boot_ns, sleep, called_off):
         live.writer.append("gate", report, context.clock.boot_ns())
         _check_interrupts(live)
         if report.state in {"gave_up", "unreadable"} and report.policy != "run-flagged":
             live.gate = report
             return False
+    _check_interrupts(live)
     return True
 
 

@@ -26,7 +26,7 @@ from bmoe_agent.watchdog import Bounds, Progress, Verdict, Watchdog
 LOOK_NS = 250_000_000
 OBSERVER_NS = 30_000_000_000
 WATCHDOG_NS = 1_000_000_000
-BATTERY_NS = 20_000_000_000
+BATTERY_NS = 60_000_000_000  # it changes slowly, and reading it may start a program
 STATUS_WAIT_NS = 10_000_000_000
 NO_ROOM_BYTES = 128 << 10
 WatchdogPhase = Literal["load", "start", "prefill", "decode", "idle"]
@@ -57,6 +57,7 @@ class Watch:
         self._watchdog = Watchdog(Bounds.of(live.cell.watchdog, live.limits), now / 1e9)
         self._gates = live.context.gates
         self._next_battery_ns = now
+        self._blind: set[str] = set()
         self._pending = bytearray()
         self._stdin_offset = 0
         self._gone_since_ns: int | None = None
@@ -262,11 +263,10 @@ class Watch:
         cpu_s, read_bytes = launch.work_done(live.process)
         values: dict[str, float | None] = {}
         if bounds.max_cpu_temp_c is not None:
-            values["cpu_temp_c"] = self._gates.read("cpu_temp_c").value
+            values["cpu_temp_c"] = self._sensed("cpu_temp_c")
         if bounds.min_battery_pct is not None and now >= self._next_battery_ns:
-            # May have to start a program to be read. What is not read now is None, which decides nothing.
             self._next_battery_ns = now + BATTERY_NS
-            values["battery_pct"] = self._gates.read("battery_pct").value
+            values["battery_pct"] = self._sensed("battery_pct")
             values["charging"] = self._gates.read("charging").value
         charging = values.get("charging")
         return Progress(
@@ -280,6 +280,14 @@ class Watch:
             charging=None if charging is None else charging > 0,
             free_bytes=live.context.free_bytes() if bounds.min_free_bytes is not None else None,
         )
+
+    def _sensed(self, gate: str) -> float | None:
+        """What a bound is held against. What cannot be read is None, which decides nothing, and is on record once."""
+        reading = self._gates.read(gate)
+        if reading.value is None and gate not in self._blind:
+            self._blind.add(gate)
+            self._live.note("not_watched", f"the bound on {gate} has nothing to watch: {reading.text}", {"gate": gate})
+        return reading.value
 
     def _phase(self) -> WatchdogPhase:
         """The phase as the watchdog bounds it: only an engine that nobody has asked for anything may idle for ever."""

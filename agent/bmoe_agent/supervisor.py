@@ -76,7 +76,9 @@ def open_context(home: Path) -> Context:
         kept_for=settings.kept_for_store,
     )
     facts = device.describe(roots, settings.uuid, settings.name, __version__)
-    return Context(settings, roots, clock, spool, Gates(roots, home), device=facts)
+    gates = Gates(roots, home)
+    gates.sources.probe_ended = spool.wake  # readers that kept still go on
+    return Context(settings, roots, clock, spool, gates, device=facts)
 
 
 class Supervisor:
@@ -216,10 +218,11 @@ class Supervisor:
         return self.context.now.state
 
     def measuring(self) -> Measuring | None:
-        """The cell being measured now, if any."""
+        """The cell being measured now, or the phone by a gate's speed probe, if anything."""
         now = self.context.now
-        run_id = now.measuring
-        return Measuring(run_id, now.send_during_cells) if run_id else None
+        if not (now.measuring or self.context.gates.sources.probing):
+            return None
+        return Measuring(now.measuring, now.send_during_cells)
 
     def clock(self) -> pb.ClockPair:
         """Boot and wall clock."""

@@ -206,6 +206,20 @@ def test_wake_lock_and_preheat_are_on_record(phone: Agent, tmp_path: Path) -> No
     assert (tmp_path / "said").read_text().split() == ["termux-wake-lock", "termux-wake-unlock"]
 
 
+def test_the_cold_speed_is_not_measured_beside_a_cell(phone: Agent) -> None:
+    asked = plan([cell("long", n_predict=1500)])
+    phone.start()
+    with client(phone) as connected:
+        connected.submit(asked)
+        wait_for(lambda: connected.status().tokens > 3, "tokens")
+        refused = phone.run("baseline", check=False)
+        assert (refused.returncode, "the agent here is measuring" in refused.stderr) == (3, True)
+        assert not (phone.home / "baseline.json").exists()
+        looked = json.loads(phone.run("gates", "--json").stdout)["speed_probe_ratio"]
+        assert "not looked at" in looked["text"]
+        connected.cancel(asked.plan_id)
+
+
 def test_run_from_the_command_line(phone: Agent) -> None:
     done = phone.run("run", "--model", "tiny", '--prompt=-n 5 "$HOME"', "-n", "6", "--json")
     told = json.loads(done.stdout)

@@ -85,9 +85,9 @@ def ask(gate: str, *, possible: bool, policy: str = "skip", timeout_s: int = 0) 
     return pb.GateAsk(gate=gate, comparison=comparison, bound=bound, policy=policy, timeout_s=timeout_s)
 
 
-def tell_screen(phone: Agent) -> None:
+def tell_screen(phone: Agent, *, on: bool = True) -> None:
     with client(phone) as connected:
-        connected.tell(b"", pb.Note(code="screen", text="on", facts_json=json.dumps({"screen_on": True})))
+        connected.tell(b"", pb.Note(code="screen", text="told", facts_json=json.dumps({"screen_on": on})))
 
 
 def test_every_gate_holds_and_gives_up_by_each_policy(phone: Agent, device: Device, tmp_path: Path) -> None:
@@ -222,6 +222,24 @@ def check_waited(found: Morning, names: tuple[str, ...]) -> None:
 
 def test_gates_wait_until_they_hold(phone: Agent, device: Device, tmp_path: Path) -> None:
     check_waited(wait_through(phone, device, tmp_path, QUICK), QUICK)
+
+
+def test_a_gate_on_what_a_host_tells_waits_for_its_word(phone: Agent, tmp_path: Path) -> None:
+    asked = plan([cell("screen", gates=[ask("screen", possible=True, timeout_s=120)])])
+    phone.start()
+    tell_screen(phone, on=False)
+    submit(phone, asked)
+    with client(phone) as connected:
+        wait_for(lambda: connected.status().state == "gating", "the wait for the screen")
+    began = time.monotonic()
+    wait_for(lambda: time.monotonic() > began + 3, "the first look, which nobody sees from outside")
+    tell_screen(phone)
+    assert wait_done(phone, asked) == "done"
+    found = morning(phone, tmp_path)
+    (gate,) = found.table("gates", found.of("screen"))
+    assert (found.of("screen")["outcome"], gate["state"], gate["source"]) == ("ok", "waited", "host")
+    assert [reading["value"] for reading in gate["readings"]][:1] == [0]
+    assert gate["last"] == 1
 
 
 @pytest.mark.slow

@@ -255,6 +255,26 @@ class TestWhileACellIsMeasured:
         until_drained(replies)
         wait_until(lambda: RUN not in agent.spool.runs(), "the acknowledged run is deleted between cells")
 
+    def test_nothing_at_all_comes_while_the_phone_itself_is_measured_for_a_moment(self, agent, client):
+        agent.supervisor.cell = Measuring(b"")
+        writer = make_run(agent.spool, RUN, end=False)
+        make_run(agent.spool, SECOND, artifacts={"m": b"x" * 10})
+        replies = client.follow(Asking())
+        beats = [next(replies) for _ in range(2)]
+        assert [(reply.HasField("heartbeat"), reply.heartbeat.drained) for reply in beats] == [(True, False)] * 2
+        fetched = []
+        fetching = threading.Thread(target=lambda: fetched.extend(client.fetch(SECOND, "m")))
+        fetching.start()
+        fetching.join(0.3)
+        assert not fetched
+        assert fetching.is_alive()  # it waits, and does not have to be asked again
+        agent.supervisor.cell = None
+        agent.spool.wake()
+        fetching.join(20)
+        assert b"".join(chunk.data for chunk in fetched) == b"x" * 10
+        assert {reply.batch.at.run_id for reply in until_drained(replies) if reply.HasField("batch")} == {RUN, SECOND}
+        writer.seal()
+
     @pytest.mark.parametrize("by", ["reader", "plan"])
     def test_unless_the_reader_or_the_plan_says_otherwise(self, agent, client, by):
         make_run(agent.spool, RUN, artifacts={"m": b"x"})

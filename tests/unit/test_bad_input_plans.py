@@ -10,7 +10,7 @@ from bmoe_agent import launch
 from bmoe_agent.config import Config, ConfigError, EngineConfig
 from bmoe_agent.engine import check_flags
 from bmoe_agent.launch_argv import ARTIFACTS, OURS, RefusedError, check_cell, command
-from bmoe_agent.night import Night
+from bmoe_agent.taking import problems
 from bmoe_proto.contract.flags import FLAGS
 from bmoe_proto.v1 import telemetry_pb2 as pb
 from hypothesis import example, given
@@ -118,8 +118,8 @@ class TestNames:
         "plan_id", ["", "../" + "a" * 29, "A" * 32, "a" * 31, "a" * 32 + "\n", "a" * 31 + "/", "\u0660" * 32]
     )
     def test_a_plans_id_names_no_other_file(self, plan_id):
-        problems = Night.problems(pb.Plan(plan_id=plan_id, cells=[pb.Cell(model="m", prompt=b"p")]))
-        assert problems == ["a plan's id is 32 hex digits"]
+        found = problems(pb.Plan(plan_id=plan_id, cells=[pb.Cell(model="m", prompt=b"p")]))
+        assert found == ["a plan's id is 32 hex digits"]
 
     def test_names_of_plans_and_cells_are_never_part_of_a_path(self):
         bad = ["../../x", "/x", "a\x1b[2Jb", "'; DROP TABLE runs;--", "<script>"]
@@ -127,6 +127,6 @@ class TestNames:
             plan = pb.Plan(
                 plan_id="a" * 32, name=name, cells=[pb.Cell(name=cell, model="m", prompt=b"p", labels={cell: name})]
             )
-            assert not Night.problems(plan)
+            assert not problems(plan)
             argv = command(plan.cells[0], "/e", FACTS, Path("/m")).argv
             assert not [word for word in argv if re.search(rb"\.\./|script|DROP", word)]

@@ -1,5 +1,6 @@
 """Gates: each source on four kinds of device, waiting on a clock the test moves, and the speed probe's arithmetic."""
 
+import itertools
 import json
 import random
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 from bmoe_agent.gates import GATES, Baseline, BaselineError, Gates, Reading, Told, baseline, speed
 from bmoe_agent.gates.sources import Sources
-from bmoe_agent.gates.wait import READINGS_KEPT, problems
+from bmoe_agent.gates.wait import problems
 from bmoe_agent.roots import Roots, lay
+from bmoe_agent.sampling.observer import boot_ns
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 pytestmark = pytest.mark.agent
@@ -25,7 +27,7 @@ class Moment:
         return self.ns
 
     def sleep(self, seconds):
-        assert 0 < seconds <= 30
+        assert 0 < seconds <= 1000
         self.ns += int(seconds * 1e9)
 
 
@@ -107,18 +109,96 @@ def test_called_off():
     assert wait(lambda _: 60.0, called_off=lambda: True).state == "gave_up"
 
 
-def test_many_readings_are_thinned_and_both_ends_kept():
-    report = wait(lambda s: 5000.0 - s, bound=1000, timeout_s=36000)
+def test_every_reading_of_a_long_wait_is_there_and_they_stay_some_hundreds():
+    looks = []
+    report = wait(lambda s: looks.append(s) or 30_000.0 - s, bound=1000, timeout_s=36000)
     assert report.state == "waited"
-    assert len(report.readings) <= READINGS_KEPT
-    assert report.readings[0].value == 5000.0
-    assert report.readings[-1].value <= 1000
+    assert [reading.value for reading in report.readings] == [30_000.0 - s for s in looks]
+    assert len(looks) < 500
+    apart = [later - sooner for sooner, later in itertools.pairwise(looks)]
+    assert max(apart[:50]) == 1  # at first every second
+    assert all(pause <= max(1, later / 59) for pause, later in zip(apart, looks[1:], strict=True))
+    assert report.waited_ns < 29_000e9 * 61 / 60
 
 
-def test_a_probe_that_costs_time_is_not_asked_every_second():
-    report = wait(lambda _: 0.5, cost_s=0.5, gate="speed_probe_ratio", comparison=">=", bound=0.9, timeout_s=60)
-    assert report.state == "gave_up"
-    assert len(report.readings) <= 8
+def test_a_probe_that_costs_time_is_not_asked_every_second_and_lets_the_phone_cool():
+    quick = wait(lambda _: 0.5, cost_s=0.5, gate="speed_probe_ratio", comparison=">=", bound=0.9, timeout_s=60)
+    assert quick.state == "gave_up"
+    assert 5 <= len(quick.readings) <= 8
+    slow = wait(lambda _: 0.5, cost_s=3.0, gate="speed_probe_ratio", comparison=">=", bound=0.9, timeout_s=1800)
+    assert 3.0 * len(slow.readings) <= 0.1 * slow.waited_ns / 1e9 + 2 * 3.0
+
+
+def test_nothing_else_goes_on_while_the_phone_is_probed(tmp_path):
+    seen = []
+    sources = Sources(Roots(), tmp_path, probe=lambda _: seen.append(sources.probing) or speed.Speed(1, 1, 1, 1, 2))
+    sources.probe_ended = lambda: seen.append(sources.probing)
+    cold().save(tmp_path)
+    assert sources.read("speed_probe_ratio").value == 1
+    assert seen == [True, False]
+
+
+class Changing:
+    """Gates of one phone, each a function of seconds since the start."""
+
+    told = Told()
+
+    def __init__(self, moment, **gates) -> None:
+        self.moment, self.gates, self.began = moment, gates, moment.ns
+
+    def read(self, gate):
+        return Reading(self.gates[gate]((self.moment.ns - self.began) / 1e9), "scripted", "test")
+
+
+def wait_for_all(asks, most=20, **gates):
+    moment = Moment()
+    waiting = Gates(Roots(), Path("/nowhere"), sources=Changing(moment, **gates))
+    reports = [*itertools.islice(waiting.wait_for_all(asks, moment.clock, moment.sleep), most)]
+    return [(report.gate, report.state) for report in reports], reports
+
+
+def test_what_held_before_a_long_wait_is_looked_at_again():
+    cool = pb.GateAsk(gate="cpu_temp_c", comparison="<=", bound=45, timeout_s=600, settle_s=10)
+    memory = pb.GateAsk(gate="mem_available_mib", comparison=">=", bound=2000, timeout_s=600, settle_s=5)
+    # Memory is there at first, goes while the phone cools down, and comes back.
+    found, reports = wait_for_all(
+        [memory, cool],
+        mem_available_mib=lambda s: 3000 if s < 50 or s > 200 else 1000,
+        cpu_temp_c=lambda s: 60 - s / 10,
+    )
+    assert found == [
+        ("mem_available_mib", "held"),
+        ("cpu_temp_c", "waited"),
+        ("mem_available_mib", "waited"),
+        ("cpu_temp_c", "held"),
+    ]
+    assert reports[-1].waited_ns == 0  # it has settled before: one look is enough
+    # Nothing is looked at twice when all of it took no time, or the only one that waited was the last.
+    quick, _ = wait_for_all([memory, cool], mem_available_mib=lambda _: 3000, cpu_temp_c=lambda _: 40)
+    assert quick == [("mem_available_mib", "held"), ("cpu_temp_c", "held")]
+    assert len(wait_for_all([cool], cpu_temp_c=lambda s: 60 - s / 10)[0]) == 1
+
+
+def test_a_second_look_has_no_more_time_than_was_asked_for():
+    cool = pb.GateAsk(gate="cpu_temp_c", comparison="<=", bound=45, timeout_s=100, policy="run-flagged")
+    memory = pb.GateAsk(gate="mem_available_mib", comparison=">=", bound=2000, timeout_s=90, policy="run-flagged")
+    gates = {"mem_available_mib": lambda s: 3000 if s < 10 else 1000, "cpu_temp_c": lambda s: 60 if s < 60 else 40}
+    found, reports = wait_for_all([memory, cool], **gates)
+    assert found == [
+        ("mem_available_mib", "held"),
+        ("cpu_temp_c", "waited"),
+        ("mem_available_mib", "gave_up"),
+        ("cpu_temp_c", "held"),
+    ]
+    assert 90e9 <= reports[2].waited_ns < 93e9
+    # Two that never hold at the same time are given up in the end.
+    found, reports = wait_for_all(
+        [memory, cool],
+        mem_available_mib=lambda s: 3000 if s % 80 < 40 else 1000,
+        cpu_temp_c=lambda s: 60 if s % 80 < 40 else 40,
+    )
+    assert len(found) < 20
+    assert sum(report.waited_ns for report in reports) < 200e9
 
 
 @pytest.mark.parametrize(
@@ -198,7 +278,7 @@ def test_battery_from_the_kernel_and_from_a_host_that_told_it_lately(tmp_path):
     assert sources.read("screen").value is None
 
 
-def termux(tmp_path, monkeypatch, body):
+def termux(tmp_path, monkeypatch, body, clock_ns=boot_ns):
     script = tmp_path / "bin" / "termux-battery-status"
     script.parent.mkdir(exist_ok=True)
     script.write_text(f"#!/bin/sh\necho x >> {tmp_path}/calls\n{body}\n")
@@ -207,7 +287,7 @@ def termux(tmp_path, monkeypatch, body):
     # This machine's own /proc, an empty /sys: battery by Termux:API alone.
     roots = Roots()
     object.__setattr__(roots, "refused", {"sys/class/power_supply": 13})
-    return Sources(roots, tmp_path), tmp_path / "calls"
+    return Sources(roots, tmp_path, clock_ns=clock_ns), tmp_path / "calls"
 
 
 def test_termux_api_is_asked_when_nothing_else_answers_and_not_at_every_reading(tmp_path, monkeypatch):
@@ -223,11 +303,16 @@ def test_termux_api_is_asked_when_nothing_else_answers_and_not_at_every_reading(
 
 
 @pytest.mark.parametrize("body", ["exit 1", "echo nonsense", "echo '{}'", "echo '[]'"])
-def test_termux_api_that_fails_is_not_asked_again(tmp_path, monkeypatch, body):
-    sources, calls = termux(tmp_path, monkeypatch, body)
+def test_termux_api_that_fails_is_not_asked_again_soon(tmp_path, monkeypatch, body):
+    moment = Moment()
+    sources, calls = termux(tmp_path, monkeypatch, body, moment.clock)
     assert "Termux:API app" in sources.read("battery_pct").text
+    moment.sleep(599)
     assert sources.read("battery_pct").value is None
     assert calls.read_text().count("x") == 1
+    (tmp_path / "bin" / "termux-battery-status").write_text("#!/bin/sh\necho '{\"percentage\": 64}'\n")
+    moment.sleep(1)
+    assert sources.read("battery_pct").value == 64  # it dozed for a while, and is no reason to be blind all night
 
 
 def cold(**changes):

@@ -1,8 +1,13 @@
 """Which cell comes next: worked out from recorded runs alone, by the design's table of outcomes."""
 
+from pathlib import Path
+
 import pytest
-from bmoe_agent.night import Night
+from bmoe_agent import config
+from bmoe_agent.serve.port import Measuring
 from bmoe_agent.spool import RunSummary
+from bmoe_agent.supervisor import Supervisor
+from bmoe_agent.taking import problems, warnings
 from bmoe_agent.todo import LIMIT_CAUSE, MAX_LOST, elapsed_s, next_attempt, next_cell, stops
 from bmoe_proto.v1 import telemetry_pb2 as pb
 from hypothesis import given, settings
@@ -90,14 +95,14 @@ def test_every_plan_ends_with_every_cell_recorded_in_order(cells: int, outcomes:
 
 def test_plans_that_contradict_themselves_are_refused() -> None:
     good = pb.Cell(model="m", prompt=b"x")
-    assert Night.problems(pb.Plan(plan_id=PLAN, cells=[good])) == []
-    assert Night.problems(pb.Plan(plan_id="x", cells=[good]))
-    assert Night.problems(pb.Plan(plan_id=PLAN))
-    assert Night.problems(pb.Plan(plan_id=PLAN, cells=[good, good]))
+    assert problems(pb.Plan(plan_id=PLAN, cells=[good])) == []
+    assert problems(pb.Plan(plan_id="x", cells=[good]))
+    assert problems(pb.Plan(plan_id=PLAN))
+    assert problems(pb.Plan(plan_id=PLAN, cells=[good, good]))
     gate = pb.Cell(model="m", prompt=b"x", gates=[pb.GateAsk(gate="mood", policy="sulk")])
-    (*problems,) = Night.problems(pb.Plan(plan_id=PLAN, cells=[gate]))
-    assert any("mood" in problem for problem in problems)
-    assert any("sulk" in problem for problem in problems)
+    (*found,) = problems(pb.Plan(plan_id=PLAN, cells=[gate]))
+    assert any("mood" in problem for problem in found)
+    assert any("sulk" in problem for problem in found)
 
 
 def test_what_ended_a_plan_follows_from_its_runs() -> None:
@@ -121,3 +126,32 @@ def test_a_clock_that_is_set_during_the_night_is_no_time_that_passed() -> None:
     assert elapsed_s([at("a", 9000, 1.7e9 - 5000)], now) == 5000  # restarted, nothing has run since
     assert elapsed_s([at("a", 9000, 1.7e9 - 5000), at("b", 100, 1.7e9 - 600, 1)], now) == 5000
     assert elapsed_s([at("a", 9000, 1.7e9 + 5000), at("b", 100, 5, 1)], now) == 600  # and never negative
+
+
+def test_what_cannot_be_watched_here_is_said_when_the_plan_is_handed_in() -> None:
+    here = config.Config(Path("/nowhere"), bytes(16), bytes(32), "phone", "socket")
+    cell = pb.Cell(gates=[pb.GateAsk(gate="screen")], watchdog=pb.WatchdogAsk(max_cpu_temp_c=95, load_s=9))
+    plan = pb.Plan(cells=[cell, cell], limits=pb.Limits(min_battery_pct=20, total_s=9))
+    refused = {"cpu_temp_c": "permission denied", "battery_pct": "no Termux:API", "screen": "no host"}
+    assert warnings(plan, here, refused)[-3:] == [
+        "gate screen cannot be read on this phone: no host",
+        "watchdog: max_cpu_temp_c cannot be watched on this phone: permission denied",
+        "limits: min_battery_pct cannot be watched on this phone: no Termux:API",
+    ]
+    assert not [text for text in warnings(plan, here, {}) if "cannot be" in text]
+    off = pb.Plan(cells=[pb.Cell(watchdog=pb.WatchdogAsk(max_cpu_temp_c=0))])  # 0 switches a rule off
+    assert not [text for text in warnings(off, here, refused) if "watched" in text]
+
+
+def test_a_speed_probe_is_a_measurement_too(tmp_path: Path) -> None:
+    config.init(tmp_path / "home")
+    supervisor = Supervisor(tmp_path / "home", serve=False)
+    try:
+        assert supervisor.measuring() is None
+        supervisor.context.gates.sources.probing = True
+        assert supervisor.measuring() == Measuring(b"")
+        before, _ = supervisor.context.spool.changed_since(0)
+        supervisor.context.gates.sources.probe_ended()
+        assert supervisor.context.spool.wait(before, 0)  # readers go on at once
+    finally:
+        supervisor.stop()

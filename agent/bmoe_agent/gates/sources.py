@@ -27,8 +27,10 @@ from bmoe_agent.sampling.observer import boot_ns
 
 TOLD_AGE_S = 60.0
 _TERMUX_API_S = 8.0
-# It starts an Android process of its own: asked once for both values, and not while a cell would notice.
+# It starts an Android process of its own: asked once for both values, and seldom.
 _TERMUX_API_EVERY_S = 30.0
+# Without the Android app the command hangs, and while the phone dozes it may: asking at every reading would stall every gate.
+_TERMUX_API_AGAIN_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,12 @@ class Sources:
         self.told = told if told is not None else Told()
         self._clock_ns = clock_ns
         self._probe = probe or _probe
+        self.probing = False
+        """Whether the speed probe runs at this moment: nothing else of the agent's should."""
+        self.probe_ended: Callable[[], None] = lambda: None
         self._termux_api: str | None = None if roots.substituted else shutil.which("termux-battery-status")
         self._termux_said: tuple[dict[str, object], int] = ({}, 0)
+        self._termux_failed: tuple[str, int] | None = None
         self._zones = nodes.cpu_zones(roots)
         self._readers: Mapping[str, Callable[[], Reading]] = {
             "cpu_temp_c": self._cpu_temp,
@@ -216,8 +222,11 @@ class Sources:
                 None, "the battery is not readable for this app: install Termux:API, or keep a host connected"
             )
         facts, at_ns = self._termux_said
+        now_ns = self._clock_ns()
+        if self._termux_failed is not None and now_ns - self._termux_failed[1] < _TERMUX_API_AGAIN_S * 1e9:
+            return Reading(None, self._termux_failed[0])
         try:
-            if not facts or self._clock_ns() - at_ns > _TERMUX_API_EVERY_S * 1e9:
+            if not facts or now_ns - at_ns > _TERMUX_API_EVERY_S * 1e9:
                 ran = subprocess.run(
                     [self._termux_api], capture_output=True, timeout=_TERMUX_API_S, check=True, stdin=subprocess.DEVNULL
                 )
@@ -226,9 +235,10 @@ class Sources:
             plugged = str(facts.get("plugged", "UNPLUGGED")).upper() != "UNPLUGGED"
             value = float(str(facts["percentage"])) if name == "battery_pct" else float(plugged)
         except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError) as problem:
-            # Without the Android app the command hangs; asking again at every reading would stall every gate.
-            self._termux_api = None
-            return Reading(None, f"termux-battery-status did not answer ({problem}): install the Termux:API app too")
+            why = f"termux-battery-status did not answer ({problem}): install the Termux:API app too"
+            self._termux_said, self._termux_failed = ({}, 0), (why, now_ns)
+            return Reading(None, why)
+        self._termux_failed = None
         return Reading(value, f"{name} {value:g}", "termux-battery-status")
 
     def _screen(self) -> Reading:
@@ -266,7 +276,12 @@ class Sources:
             cold = baseline.load(self._home)
         except baseline.BaselineError as problem:
             return Reading(None, str(problem))
-        found = self._probe(cold)
+        self.probing = True
+        try:
+            found = self._probe(cold)
+        finally:
+            self.probing = False
+            self.probe_ended()
         text = (
             f"one thread {found.single_ratio:.3f}, {cold.threads} threads {found.multi_ratio:.3f} of the cold speed, "
             f"{found.passes} passes"

@@ -9,13 +9,20 @@ In: what is asked, a clock and a way to sleep. Out: a `GateReport`: what was ask
 
 A condition must hold for `settle_s` on end. With `timeout_s` 0 nothing is waited for: the first reading (or the settle time that it begins)
 decides. A source that answers only sometimes is asked again; only one that never answered is unreadable.
+
+Every reading is in the report. The longer a wait lasts the further they lie apart (a sixtieth of it), so that a night's wait stays some
+hundreds of them, and one that costs time of its own, as the speed probe does, takes at most a tenth of the wait: a phone that computes
+does not cool down.
+
+Several gates are waited for one after the other. One that held long before the last of them did is looked at once more: what counts
+is that all of them hold when the cell begins.
 """
 
 from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bmoe_proto.v1 import telemetry_pb2 as pb
@@ -27,9 +34,11 @@ from bmoe_agent.sampling.observer import boot_ns
 
 COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge, "==": operator.eq}
 POLICIES = ("skip", "run-flagged", "abort")
-READINGS_KEPT = 60
 _SILENT_TRIES = 3
 _SILENT_S = 1.0
+_APART = 1 / 60
+_SHARE = 0.1
+_STALE_NS = 30_000_000_000
 
 
 def problems(ask: pb.GateAsk) -> list[str]:
@@ -76,14 +85,45 @@ class Gates:
         found.save(self.home)
         return found
 
+    def wait_for_all(
+        self,
+        asks: Sequence[pb.GateAsk],
+        clock_ns: Callable[[], int] = boot_ns,
+        sleep: Callable[[float], None] = time.sleep,
+        called_off: Callable[[], bool] = lambda: False,
+    ) -> Iterator[pb.GateReport]:
+        """Every gate in its order, then again those that held too long ago, each within the bound it was given. Never raises.
+
+        A gate that gave up is not asked again: whoever takes the reports decides by its policy whether to go on.
+        """
+        left_s = [float(ask.timeout_s) for ask in asks]
+        held_ns: dict[int, int] = {}
+        due = list(range(len(asks)))
+        again = False
+        while due:
+            for place in due:
+                ask = pb.GateAsk()
+                ask.CopyFrom(asks[place])
+                ask.timeout_s = max(0, int(left_s[place]))
+                report = self.wait(ask, clock_ns, sleep, called_off, settled=again)
+                left_s[place] -= report.waited_ns / 1e9
+                held_ns[place] = clock_ns()
+                if report.state in {"gave_up", "unreadable"}:
+                    del held_ns[place]
+                yield report
+            due = [place for place, at_ns in sorted(held_ns.items()) if clock_ns() - at_ns > _STALE_NS]
+            again = True
+
     def wait(
         self,
         ask: pb.GateAsk,
         clock_ns: Callable[[], int] = boot_ns,
         sleep: Callable[[float], None] = time.sleep,
         called_off: Callable[[], bool] = lambda: False,
+        *,
+        settled: bool = False,
     ) -> pb.GateReport:
-        """Wait until the condition holds or its time is over. Never raises."""
+        """Wait until the condition holds or its time is over; `settled`: when it holds at once, that is enough. Never raises."""
         kind = GATES.get(ask.gate)
         comparison = ask.comparison or (kind.comparison if kind else "<=")
         report = pb.GateReport(
@@ -104,6 +144,7 @@ class Gates:
         unmet = answered = False
         silent = 0
         while True:
+            looked = now
             reading = self.sources.read(ask.gate)
             _note(report, now, reading)
             if reading.value is not None:
@@ -116,7 +157,8 @@ class Gates:
                 met_since = None
             now = clock_ns()
             report.waited_ns = max(0, now - began)
-            if met_since is not None and now - met_since >= ask.settle_s * 1_000_000_000:
+            settle_s = 0 if settled and not unmet else ask.settle_s
+            if met_since is not None and now - met_since >= settle_s * 1_000_000_000:
                 # Settling alone is no waiting: the condition held from the first reading on.
                 report.state = "waited" if unmet or (silent and not answered) else "held"
                 break
@@ -129,8 +171,9 @@ class Gates:
                 report.state = "gave_up" if answered else "unreadable"
                 break
             pause_s = _SILENT_S if reading.value is None else every_s
+            pause_s = max(pause_s, _APART * (now - began) / 1e9, (1 / _SHARE - 1) * (now - looked) / 1e9)
             if met_since is not None:
-                pause_s = min(pause_s, max(0.05, ask.settle_s - (now - met_since) / 1e9))
+                pause_s = min(pause_s, max(0.05, settle_s - (now - met_since) / 1e9))
             elif left_s > 0:
                 pause_s = min(pause_s, left_s)
             sleep(pause_s)
@@ -139,11 +182,6 @@ class Gates:
 
 
 def _note(report: pb.GateReport, at_ns: int, reading: Reading) -> None:
-    """Keep the reading. The first ones and the last are kept; in between every second is dropped when there are too many."""
-    if len(report.readings) >= READINGS_KEPT:
-        kept = [*report.readings[: READINGS_KEPT // 4], *report.readings[READINGS_KEPT // 4 :: 2]]
-        del report.readings[:]
-        report.readings.extend(kept)
     report.readings.add(boot_ns=at_ns, value=reading.value, text=reading.text)
     report.source = reading.source or report.source
     if reading.value is not None:

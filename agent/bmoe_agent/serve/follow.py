@@ -4,7 +4,7 @@ In: the reader's messages. Out: replies, serialised, until the reader goes or th
 gone blocks its own thread in gRPC's flow control and nothing else: one message is in flight, the rest is on disk.
 
 Law 7: while a cell is measured, only its own frames, at most one message a second; the rest waits for the gap between
-cells unless the plan or the reader says otherwise.
+cells unless the plan or the reader says otherwise. While a gate probes the phone's speed, nothing but heartbeats.
 """
 
 from __future__ import annotations

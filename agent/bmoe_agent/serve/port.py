@@ -17,9 +17,9 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """The cell being measured now: law 7 rules what may cross the wire meanwhile."""
+    """What is being measured now: law 7 rules what may cross the wire meanwhile."""
 
-    run_id: bytes
+    run_id: bytes  # the cell's; empty while the phone itself is measured for a moment, when nothing is sent at all
     send_during_cells: bool = False  # the plan's exception: nothing waits
 
 
@@ -42,7 +42,7 @@ class Supervisor(Protocol):
         """One word for heartbeats: "idle", "gating", "loading", "measuring", "between", "stopping"."""
 
     def measuring(self) -> Measuring | None:
-        """The cell being measured now, if any. Cheap: asked before every message."""
+        """What is being measured now, if anything. Cheap: asked before every message."""
 
     def clock(self) -> pb.ClockPair:
         """Boot and wall clock, read together."""

@@ -10,6 +10,7 @@ import os
 import re
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from bmoe_agent.serve.sessions import Sessions
 from bmoe_agent.spool import Spool
 
 MAX_FOLLOWERS = 8
+MOMENT_S = 20.0  # a speed probe takes a second or two, on a phone that is held down some more
 CHUNK_BYTES = 256 << 10
 Context = grpc.ServicerContext
 
@@ -276,10 +278,14 @@ class AgentService(grpc.GenericRpcHandler):
             os.close(descriptor)
 
     def _refuse_while_measured(self, session: proof.Session, context: Context) -> None:
-        """Law 7: files wait for the gap between cells; the reader goes on at its offset."""
-        measuring = self._supervisor.measuring()
-        if measuring is not None and not measuring.send_during_cells and not session.everything:
-            context.abort(grpc.StatusCode.UNAVAILABLE, f"{BUSY}a cell is being measured: files wait until it ends")
+        """Law 7: files wait for the gap between cells; the reader goes on at its offset. A moment is waited for here."""
+        deadline = time.monotonic() + MOMENT_S
+        while (measuring := self._supervisor.measuring()) is not None:
+            if measuring.send_during_cells or session.everything:
+                return
+            if measuring.run_id or time.monotonic() > deadline:
+                context.abort(grpc.StatusCode.UNAVAILABLE, f"{BUSY}a cell is being measured: files wait until it ends")
+            time.sleep(0.05)
 
 
 def _proof_of(context: Context) -> str:

@@ -49,7 +49,8 @@ def throttled_entry(case: Case) -> Iterator[Verdict]:
     cold = _cold_record(case)
     said: list[str] = []
     for name, higher in HOTTER_IS_WORSE.items():
-        gate = next((gate for gate in case.record.gates if gate.gate == name), None)
+        # A gate that was looked at again stands there twice: the later look is the nearer one.
+        gate = next((gate for gate in reversed(case.record.gates) if gate.gate == name), None)
         if gate is not None and gate.bound is not None and gate.state != "not_asked":
             seen, slack = _worst(gate, at_entry.get(name), higher)
             if seen is not None and _worse(seen, gate.bound, slack, higher):

@@ -1,0 +1,61 @@
+"""Whether a plan can be taken, and what will go wrong with it here: known when it is handed in instead of at 3 a.m. Pure.
+
+In: a plan, the agent's configuration, the gates this phone cannot read. Out: reasons to refuse it, and warnings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from bmoe_proto.v1 import telemetry_pb2 as pb
+
+from bmoe_agent.config import Config, ConfigError
+from bmoe_agent.gates.wait import problems as gate_problems
+from bmoe_agent.launch_argv import check_cell
+
+MAX_PLAN_BYTES = 1 << 20
+BOUNDS: Mapping[str, str] = {"max_cpu_temp_c": "cpu_temp_c", "min_battery_pct": "battery_pct"}
+"""Bounds of a watchdog or of a plan's limits, and the gate whose source they are read from."""
+
+
+def problems(plan: pb.Plan) -> list[str]:
+    """Why this plan cannot be taken."""
+    found: list[str] = []
+    if not re.fullmatch(r"[0-9a-f]{32}", plan.plan_id):
+        found.append("a plan's id is 32 hex digits")
+    if not plan.cells:
+        found.append("the plan has no cells")
+    if [cell.index for cell in plan.cells] != list(range(len(plan.cells))):
+        found.append("cells must be numbered from 0 in the order they run")
+    for cell in plan.cells:
+        if cell.ByteSize() + len(plan.text.encode()) + len(plan.question_json.encode()) > MAX_PLAN_BYTES:
+            found.append(f"cell {cell.index} ({cell.name}): with the plan's text more than {MAX_PLAN_BYTES} bytes")
+        wrong = check_cell(cell) + [problem for ask in cell.gates for problem in gate_problems(ask)]
+        found.extend(f"cell {cell.index} ({cell.name}): {problem}" for problem in wrong)
+    return found
+
+
+def warnings(plan: pb.Plan, config: Config, unreadable: Mapping[str, str]) -> list[str]:
+    """What will make cells fail, gates give up or bounds go unwatched here; `unreadable` is gates and why they cannot be read."""
+    found: dict[str, None] = {}
+    for cell in plan.cells:
+        try:
+            config.engine(cell.engine)
+            config.model(cell.model)
+        except ConfigError as error:
+            found[str(error)] = None
+        for ask in cell.gates:
+            if why := unreadable.get(ask.gate):
+                found[f"gate {ask.gate} cannot be read on this phone: {why}"] = None
+        found.update(dict.fromkeys(_unwatched(cell.watchdog, "watchdog", unreadable)))
+    found.update(dict.fromkeys(_unwatched(plan.limits, "limits", unreadable)))
+    return list(found)
+
+
+def _unwatched(asked: pb.WatchdogAsk | pb.Limits, where: str, unreadable: Mapping[str, str]) -> list[str]:
+    return [
+        f"{where}: {field.name} cannot be watched on this phone: {unreadable[gate]}"
+        for field, value in asked.ListFields()
+        if value and (gate := BOUNDS.get(field.name, "")) in unreadable
+    ]
