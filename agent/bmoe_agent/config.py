@@ -175,25 +175,45 @@ def init(
 ) -> Initialised:
     """Make or complete a home. Identity and secret are made once and never replaced; settings given are put in.
 
-    `engines` are `PATH` or `NAME=PATH`. Comments in an edited config.toml are kept unless a setting changes.
+    `engines` are `PATH` or `NAME=PATH`. Comments in an edited config.toml are kept unless a setting changes. What is refused
+    leaves nothing behind: the secret is made last, so one that exists was shown.
     """
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    changed: list[str] = []
-    if not (home / "uuid").exists():
-        write_private(home / "uuid", secrets.token_hex(16) + "\n")
-        changed.append("identity made")
-    secret = None
-    if not (home / "secret").exists():
-        secret = secrets.token_bytes(32)
-        replace_secret(home, secret)
-        changed.append("secret made")
-    (home / "secret").chmod(0o600)
     path = home / "config.toml"
     try:
         document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}; correct it by hand, init does not throw it away") from None
     before = repr(document)
+    _put_in(document, engines, models, name, socket_name)
+    made = not (home / "uuid").exists()
+    uuid = secrets.token_bytes(16) if made else _hex_file(home / "uuid", 16)
+    if (home / "secret").exists():
+        _hex_file(home / "secret", 32)
+    _from_document(home, document, uuid)  # refuses what `load` would refuse
+    changed: list[str] = []
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if made:
+        write_private(home / "uuid", uuid.hex() + "\n")
+        changed.append("identity made")
+    if repr(document) != before or not path.exists():
+        write_private(path, _to_toml(document))
+        changed.append("config.toml written")
+    secret = None
+    if not (home / "secret").exists():
+        secret = secrets.token_bytes(32)
+        replace_secret(home, secret)
+        changed.append("secret made")
+    (home / "secret").chmod(0o600)
+    return Initialised(load(home), secret, tuple(changed))
+
+
+def _put_in(
+    document: dict[str, Any], engines: Sequence[str], models: Sequence[str], name: str, socket_name: str
+) -> None:
+    """Settings that `init` was given into the document of a config.toml. Raises `ConfigError`."""
+    for section in ("agent", "engines", "models"):
+        if not isinstance(document.get(section, {}), dict):
+            raise ConfigError(f"config.toml: [{section}] must be a table; correct it by hand")
     agent = document.setdefault("agent", {})
     if name:
         agent["name"] = name
@@ -218,11 +238,6 @@ def init(
             raise ConfigError(f"models {directory}: not a directory")
         if str(directory) not in directories:
             directories.append(str(directory))
-    if repr(document) != before or not path.exists():
-        _from_document(home, document, _hex_file(home / "uuid", 16))  # refuses what `load` would refuse
-        write_private(path, _to_toml(document))
-        changed.append("config.toml written")
-    return Initialised(load(home), secret, tuple(changed))
 
 
 def write_private(path: Path, text: str) -> None:

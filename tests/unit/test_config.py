@@ -108,3 +108,25 @@ def test_init_refuses_what_cannot_be_run(tmp_path: Path) -> None:
         config.init(tmp_path / "home", engines=[str(tmp_path / "data")])
     with pytest.raises(config.ConfigError, match="not a directory"):
         config.init(tmp_path / "home", models=[str(tmp_path / "data")])
+    with pytest.raises(config.ConfigError, match="socket"):
+        config.init(tmp_path / "home", socket_name="../x")
+    assert not (tmp_path / "home").exists()  # no secret that was never shown
+
+
+def test_a_secret_is_only_there_once_it_could_be_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails on the way, what comes after shows the secret that counts."""
+    home, write = tmp_path / "home", config.write_private
+
+    def no_room(path: Path, text: str) -> None:
+        if path.name == "config.toml":
+            raise OSError(28, "No space left on device")
+        write(path, text)
+
+    monkeypatch.setattr(config, "write_private", no_room)
+    with pytest.raises(OSError, match="No space"):
+        config.init(home)
+    assert not (home / "secret").exists()
+    monkeypatch.setattr(config, "write_private", write)
+    done = config.init(home)
+    assert done.secret is not None
+    assert done.secret == config.load(home).secret
