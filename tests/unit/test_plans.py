@@ -6,6 +6,7 @@ import tomllib
 from collections import Counter, defaultdict
 
 import pytest
+from bmoe_collector.commands.planning import _conditions
 from bmoe_collector.common import UserError
 from bmoe_collector.plans import load_plan
 from bmoe_collector.plans.check import check
@@ -113,6 +114,60 @@ turns = [
     assert (turns[1].idle_before_ms, turns[1].cancel_after_tokens, turns[1].clear_kv) == (1500, 3, False)
     assert list(turns[2].choices) == ["a", "b"]
     assert plan.cells[0].prompt == b""
+
+
+CONDITIONS = """
+name = "p"
+model = "m"
+prompt = "hello"
+repeats = 6
+[[gates]]
+gate = "cpu_temp_c"
+at_most = 45
+[watchdog]
+load_s = 100
+total_s = 900
+[[cells]]
+name = "plain"
+[[cells]]
+name = "own"
+gates = [{ gate = "speed_probe_ratio", at_least = 0.9, policy = "skip" }, { gate = "screen", equals = 0 }]
+watchdog = { total_s = 1800, max_cpu_temp_c = 90 }
+[[cells]]
+name = "warms up"
+unmeasured = true
+gates = []
+"""
+
+
+def test_a_cells_own_gates_take_the_place_of_the_plans_and_its_watchdog_stands_over_it():
+    document, plan = plan_of(CONDITIONS)
+    assert check(document, plan).errors == ()
+    plain, own, warm = plan.cells[:3]
+    assert [gate.gate for gate in plain.gates] == ["cpu_temp_c"]
+    assert [(gate.gate, gate.policy) for gate in own.gates] == [
+        ("speed_probe_ratio", "skip"),
+        ("screen", "run-flagged"),
+    ]
+    assert not warm.gates
+    assert (plain.watchdog.load_s, plain.watchdog.total_s, plain.watchdog.HasField("max_cpu_temp_c")) == (
+        100,
+        900,
+        False,
+    )
+    assert (own.watchdog.load_s, own.watchdog.total_s, own.watchdog.max_cpu_temp_c) == (100, 1800, 90)
+    assert _conditions(plan)[:3] == [
+        "plain: gates: cpu_temp_c <= 45, 900 s at most, else run-flagged",
+        "plain: watchdog: load_s 100, total_s 900",
+        "plain: retries: 1",
+    ]
+    assert "warms up: gates: none" in _conditions(plan)
+    asked = CONDITIONS + '[question]\ncompare = [["plain", "own"]]\n'
+    assert any("wait for different gates" in warning for warning in check(*plan_of(asked)).warnings)
+    with pytest.raises(UserError, match="cell own: gate 2: needs `gate`"):
+        plan_of(CONDITIONS.replace("equals = 0", "timeout_s = 1"))
+    with pytest.raises(UserError, match="cell own: watchdog: no such key `totals`"):
+        plan_of(CONDITIONS.replace("total_s = 1800", "totals = 1"))
 
 
 @pytest.mark.parametrize(
@@ -237,18 +292,20 @@ def test_few_pairs_and_listed_order_are_said():
     assert any("cannot resolve any difference" in warning for warning in warnings)
     warnings = check(*plan_of(GOOD.replace("interleaved", "listed"))).warnings
     assert any("order and setting" in warning for warning in warnings)
+    community = read_plan("community")
+    assert check(community, expand(community)).warnings == ()  # the same thing twice has no setting
 
 
 def test_a_phone_is_asked_for_engine_model_flags_and_gates():
     text = (
         GOOD
-        + '\n[[gates]]\ngate = "cpu_temp_c"\nat_most = 45\npolicy = "abort"\n[[gates]]\ngate = "screen"\nequals = 0\n'
+        + '\n[watchdog]\nmax_cpu_temp_c = 90\n[limits]\nmin_battery_pct = 20\n[[gates]]\ngate = "cpu_temp_c"\nat_most = 45\npolicy = "abort"\n[[gates]]\ngate = "screen"\nequals = 0\n'
     )
     phone = pb.StatusReply(
         device=pb.DeviceFacts(name="pixel"),
         engines=["bmoe"],
         models=["other.gguf"],
-        unreadable={"cpu_temp_c": "permission denied", "screen": "only a host can tell"},
+        unreadable={"cpu_temp_c": "permission denied", "screen": "only a host can tell", "battery_pct": "no app"},
         engine_facts=[pb.EngineFacts(name="bmoe", help_text="--moe-stream\n--cache-mb N\n")],
     )
     found = check(*plan_of(text), phone)
@@ -257,6 +314,8 @@ def test_a_phone_is_asked_for_engine_model_flags_and_gates():
     assert not any("--cache-mb" in error for error in found.errors)
     assert any("cpu_temp_c cannot be read" in error for error in found.errors)
     assert any("screen cannot be read" in warning for warning in found.warnings)
+    assert "pixel: watchdog: max_cpu_temp_c cannot be watched there: permission denied" in found.warnings
+    assert "pixel: limits: min_battery_pct cannot be watched there: no app" in found.warnings
 
 
 def test_time_is_estimated_from_what_was_seen_and_unknown_without():

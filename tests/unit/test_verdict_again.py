@@ -114,3 +114,11 @@ def test_any_prompt_and_label_survives_the_file(prompt, label):
     cell = tomllib.loads(plan_again([run], {}, {"0": prompt}))["cells"][0]
     assert cell.get("prompt", "") == prompt
     assert cell["labels"] == {label: prompt}
+
+
+def test_a_cells_own_conditions_come_along() -> None:
+    text = TEXT + '[[cells]]\nname = "own"\ngates = [{ gate = "screen", equals = 0 }]\nwatchdog = { total_s = 5 }\n'
+    again = plan_again([asked(1), asked(2, "own #2")], {"p": text}, {})
+    first, second = expand(parse_plan(again, "again.toml", None)).cells[:2]
+    assert ([gate.gate for gate in first.gates], first.watchdog.total_s) == (["cpu_temp_c"], 900)
+    assert ([gate.gate for gate in second.gates], second.watchdog.total_s) == (["screen"], 5)

@@ -150,7 +150,11 @@ def _as_json(plan: pb.Plan, found: Checked) -> dict[str, Any]:
                 "turns": len(cell.turns),
                 "artifacts": list(cell.artifacts),
                 "labels": dict(cell.labels),
+                "prompt_bytes": len(cell.prompt),
                 "gates": [f"{gate.gate} {gate.comparison} {gate.bound:g}" for gate in cell.gates],
+                "watchdog": {field.name: value for field, value in cell.watchdog.ListFields()},
+                "preheat_s": cell.preheat_s,
+                "retries": cell.retries,
                 "unmeasured": cell.unmeasured,
             }
             for cell in _kinds(plan)
@@ -159,7 +163,37 @@ def _as_json(plan: pb.Plan, found: Checked) -> dict[str, Any]:
 
 
 def _kinds(plan: pb.Plan) -> list[pb.Cell]:
-    return list({cell.name: cell for cell in reversed(plan.cells)}.values())[::-1]
+    """Every distinct cell once, in the order in which they run first."""
+    found: dict[str, pb.Cell] = {}
+    for cell in plan.cells:
+        found.setdefault(cell.name, cell)
+    return list(found.values())
+
+
+def _conditions(plan: pb.Plan) -> list[str]:
+    """What is asked before, during and after cells, a line each; cells of which the same is asked share it."""
+    kinds = _kinds(plan)
+    alike: dict[str, list[str]] = {}
+    for cell in kinds:
+        gates = [
+            f"{gate.gate} {gate.comparison} {gate.bound:g}{f' for {gate.settle_s} s' if gate.settle_s else ''}, "
+            f"{gate.timeout_s} s at most, else {gate.policy}"
+            for gate in cell.gates
+        ]
+        bounds = [f"{field.name} {value:g}" for field, value in cell.watchdog.ListFields()]
+        after = [f"pre-heat {cell.preheat_s:g} s"] * (cell.preheat_s > 0)
+        lines = [f"gates: {'; '.join(gates) or 'none'}", f"watchdog: {', '.join(bounds) or 'as usual'}"]
+        lines += [*after, f"retries: {cell.retries}"]
+        alike.setdefault("\n".join(lines), []).append(cell.name)
+    said = []
+    for lines_text, names in alike.items():
+        whose = "every cell" if len(names) == len(kinds) else ", ".join(names)
+        said += [f"{whose}: {line}" for line in lines_text.splitlines()]
+    limits = [
+        f"min_free_mib {value / 1048576:g}" if field.name == "min_free_bytes" else f"{field.name} {value:g}"
+        for field, value in plan.limits.ListFields()
+    ]
+    return [*said, f"the plan: limits: {', '.join(limits) or 'none'}"]
 
 
 def _show(plan: pb.Plan, found: Checked, runs: bool) -> None:
@@ -177,11 +211,13 @@ def _show(plan: pb.Plan, found: Checked, runs: bool) -> None:
     )
     table = Table("cell", "what runs", show_edge=False)
     for cell in _kinds(plan):
-        what = f"{len(cell.turns)} turns" if cell.turns else f"-n {cell.n_predict}"
+        what = f"{len(cell.turns)} turns" if cell.turns else f"-p ({len(cell.prompt)} bytes) -n {cell.n_predict}"
         table.add_row(
             Text(escape(cell.name)), Text(escape(f"{cell.model or 'no model'} {what} {' '.join(cell.flags)}"))
         )
     console.print(table)
+    for line in _conditions(plan):
+        console.print(Text(escape(line)))
     if runs:
         for cell in plan.cells:
             console.print(

@@ -67,6 +67,7 @@ def check(
     errors += _question(document, kinds)
     errors += _order(document, plan)
     warnings += _resolution(document, plan, kinds)
+    warnings += _unlike(document, kinds)
     if phone is not None:
         more_errors, more_warnings = _phone(plan, kinds, phone)
         errors += more_errors
@@ -224,6 +225,16 @@ def _question(document: Document, kinds: Mapping[str, pb.Cell]) -> list[str]:
     return errors
 
 
+def _unlike(document: Document, kinds: Mapping[str, pb.Cell]) -> list[str]:
+    """Cells that are to be compared and do not begin under the same conditions."""
+    said = []
+    for pair in document.tables.get("question", {}).get("compare", ()):
+        cells = [kinds[name] for name in pair if name in kinds] if isinstance(pair, list) else []
+        if len(cells) == 2 and list(cells[0].gates) != list(cells[1].gates):
+            said.append(f"[question] `{pair[0]}` and `{pair[1]}` wait for different gates")
+    return said
+
+
 def _order(document: Document, plan: pb.Plan) -> list[str]:
     repeats = document.get("repeats", 1)
     errors = []
@@ -237,9 +248,11 @@ def _order(document: Document, plan: pb.Plan) -> list[str]:
 
 
 def _resolution(document: Document, plan: pb.Plan, kinds: Mapping[str, pb.Cell]) -> list[str]:
-    measured = [name for name, cell in kinds.items() if not cell.unmeasured]
+    measured = [cell for cell in kinds.values() if not cell.unmeasured]
     if len(measured) < 2:
         return []
+    if len({(cell.model, cell.engine, *cell.flags, cell.prompt, cell.preheat_s) for cell in measured}) == 1:
+        return []  # the same thing twice, as in the community's protocol: there is no setting to resolve
     repeats = document.get("repeats", 1)
     if plan.order == "listed":
         return [
@@ -283,10 +296,23 @@ def _phone(plan: pb.Plan, kinds: Mapping[str, pb.Cell], phone: pb.StatusReply) -
             if gate.gate in phone.unreadable:
                 said = warnings if gate.policy == "run-flagged" else errors
                 said.append(f"{name}: gate {gate.gate} cannot be read there: {phone.unreadable[gate.gate]}")
+        warnings += _unwatched(name, "watchdog", cell.watchdog, phone)
+    warnings += _unwatched(name, "limits", plan.limits, phone)
     minimum = plan.limits.min_free_bytes if plan.limits.HasField("min_free_bytes") else 0
     if phone.free_bytes and phone.free_bytes < minimum:
         errors.append(f"{name}: {phone.free_bytes >> 20} MiB are free, the plan wants {minimum >> 20}")
     return errors, warnings
+
+
+def _unwatched(name: str, where: str, asked: pb.WatchdogAsk | pb.Limits, phone: pb.StatusReply) -> list[str]:
+    """Bounds of which this phone cannot read what they are held against: they would never be reached."""
+    return [
+        f"{name}: {where}: {field.name} cannot be watched there: {phone.unreadable[gate]}"
+        for field, value in asked.ListFields()
+        if value
+        and (gate := {"max_cpu_temp_c": "cpu_temp_c", "min_battery_pct": "battery_pct"}.get(field.name, ""))
+        in phone.unreadable
+    ]
 
 
 def estimate(plan: pb.Plan, seen: Mapping[str, Mapping[str, float]]) -> tuple[float | None, str]:

@@ -119,14 +119,14 @@ def _cell(document: Document, cell: Mapping[str, Any], model: str, prompt: str, 
         environment={
             key: str(value) for key, value in {**top.get("environment", {}), **cell.get("environment", {})}.items()
         },
-        watchdog=pb.WatchdogAsk(**document.tables.get("watchdog", {})),
+        watchdog=pb.WatchdogAsk(**{**document.tables.get("watchdog", {}), **cell.get("watchdog", {})}),
         sampling=pb.Sampling(**document.tables.get("sampling", {})),
     )
     if cell.get("turns"):
         built.turns.extend(_turn(turn) for turn in cell["turns"])
     else:
         built.prompt = str(cell.get("prompt") or prompt).encode()
-    built.gates.extend(_gate(gate) for gate in document.gates)
+    built.gates.extend(_gate(gate) for gate in cell.get("gates", document.gates))
     return built
 
 

@@ -1,7 +1,7 @@
 """The plan that runs contaminated cells again: what was recorded of them in, the text of a plan (TOML) out.
 
-Gates, watchdog, limits, sampling and preparation are those of the plan the cells came from; the cells are taken from the
-record, because a matrix may have made them. A run without a plan (imported, or single) becomes a cell from its argv. The
+Gates, watchdog, limits, sampling and preparation are those of the plan the cells came from, as are gates and watchdog of a
+cell's own; the cells are taken from the record, because a matrix may have made them. A run without a plan (imported, or single) becomes a cell from its argv. The
 order is interleaved, since order is what most often contaminates. The plan asks no question: the one the first plan asked
 was asked before it ran, and this one runs because of what was seen.
 """
@@ -60,8 +60,19 @@ def plan_again(runs: Sequence[Mapping[str, Any]], plan_texts: Mapping[str, str],
     for gate in source.get("gates", ()):
         lines += ["", "[[gates]]", *_pairs(gate)]
     for name, cell in cells.items():
+        cell |= _own_conditions(source, name)
         lines += ["", *(f"# {line}" for line in _comment(why[name])), "[[cells]]", *_pairs(cell)]
     return "\n".join(lines) + "\n"
+
+
+def _own_conditions(source: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Gates and watchdog that the plan gave this cell alone; a cell of several models or prompts has a longer name than there."""
+    listed = source.get("cells")
+    for cell in listed if isinstance(listed, list) else ():
+        own = cell.get("name") if isinstance(cell, Mapping) else None
+        if own and (name == own or name.startswith((f"{own} @", f"{own} #"))):
+            return {key: cell[key] for key in ("gates", "watchdog") if key in cell}
+    return {}
 
 
 def _common(plan_ids: Iterable[Any]) -> str | None:
