@@ -48,11 +48,13 @@ class Filters(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What `bmoe compare` answers: a sentence, the metrics (ratio of B to A), the counters, and why not."""
+    """What `bmoe compare` answers: a sentence, the metrics (ratio of B to A), the counters, why not, and what to know."""
 
     verdict: str
     comparable: bool
     reasons: tuple[str, ...]
+    notes: tuple[str, ...]  # order, warnings, runs left out
+    label: str  # "as asked" by a plan's question, or "exploration"
     design: str
     n: tuple[int, int]
     texts_equal: bool | None
@@ -141,6 +143,8 @@ class Fleet:
             verdict=answer.verdict,
             comparable=answer.comparable,
             reasons=answer.reasons,
+            notes=answer.notes,
+            label=answer.label,
             design=answer.design,
             n=answer.n,
             texts_equal=answer.texts_equal,

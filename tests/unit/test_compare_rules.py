@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 
 import pytest
 from bmoe_collector.common import UserError
 from bmoe_collector.compare.answer import compare
 from bmoe_collector.compare.question import corrected, keep_rule, read_question
-from bmoe_collector.compare.sandwich import compare_by
+from bmoe_collector.compare.sandwich import blocks_of, compare_by, sandwiches
 from bmoe_collector.compare.sides import ComparedRun, Side
+from bmoe_collector.compare.statistics import paired
 
 RATES = [10.0, 10.2, 9.9, 10.1, 10.05, 9.95, 10.15, 9.85]
 
@@ -135,6 +138,59 @@ def test_stall_of_another_meaning_is_refused_only_where_reads_overlap():
     assert "not known" in compare(a, unknown, no_tokens).reasons[0]
 
 
+def test_terms_of_a_stall_nobody_can_explain_compare_with_nothing_while_speed_does():
+    terms = {"overlap": True, "stall_meaning": None, "stall_s_tok": 0.02, "bar_flash_s_tok": 0.02, "io_s_tok": 0.1}
+    a, b = (changed(side, facts=terms, engine_version="0.21.0") for side in sides(1.2))
+    answer = compare(a, b, no_tokens)
+    rows = {row.metric: row for row in answer.metrics}
+    assert answer.comparable
+    assert rows["tok_s"].resolved
+    assert rows["io_s_tok"].ratio == pytest.approx(1.0)
+    assert rows["stall_s_tok"].ratio is rows["bar_flash_s_tok"].ratio is None
+    assert "compares with nothing" in rows["stall_s_tok"].why
+    same = compare(changed(a, engine_sha256="e"), changed(b, engine_sha256="e"), no_tokens)
+    assert next(row for row in same.metrics if row.metric == "stall_s_tok").ratio == pytest.approx(1.0)
+
+
+def test_another_top_k_is_another_computation_even_where_nobody_knows_the_models_own():
+    a, b = sides()
+    answer = compare(a, changed(b, facts={"n_expert_used": 6}), no_tokens)
+    assert answer.reasons == ("different top-k: 6, 8 (at most one of them is the model's own)",)
+
+
+def test_warnings_of_the_runs_that_were_used_are_told():
+    a, b = sides()
+    hot = changed(Side("", b.runs[:2]), codes=["throttled_entry"], severity="warn").runs
+    answer = compare(a, Side("B", (*hot, *b.runs[2:])), no_tokens)
+    assert "B: throttled_entry in 2 of 8 runs: why" in answer.notes
+    assert not any(note.startswith("A:") for note in answer.notes)
+
+
+def test_a_prompt_that_is_not_recorded_is_said_so():
+    a, b = sides()
+    assert not any("prompt" in note for note in compare(a, b, no_tokens).notes)
+    blind = compare(a, changed(b, prompt_sha256=None), no_tokens)
+    assert blind.comparable
+    assert any("the prompt of 8 of 16 runs is not recorded" in note for note in blind.notes)
+
+
+def test_pairs_are_of_one_phone_where_a_plan_ran_on_several():
+    one, other = sides(), sides(1.2)
+    a = Side("A", (*one[0].runs, *changed(other[0], agent_uuid="q").runs))
+    b = Side("B", (*one[1].runs, *changed(other[1], agent_uuid="q").runs))
+    assert compare(a, b, no_tokens).n == (16, 16)
+
+
+def test_a_term_that_is_zero_in_some_run_has_its_row_and_the_reason():
+    a, b = sides()
+    none = changed(Side("", b.runs[:1]), facts={"bar_mgmt_s_tok": 0.0}).runs
+    a, b = changed(a, facts={"bar_mgmt_s_tok": 0.1}), changed(Side("B", b.runs[1:]), facts={"bar_mgmt_s_tok": 0.1})
+    answer = compare(a, Side("B", (*none, *b.runs)), no_tokens)
+    row = next(row for row in answer.metrics if row.metric == "bar_mgmt_s_tok")
+    assert row.ratio is None
+    assert "zero in a run of B" in row.why
+
+
 def test_a_simulated_run_is_never_compared_with_a_real_one_not_even_by_force():
     a, b = sides()
     answer = compare(a, changed(b, simulated=True), no_tokens, force=True)
@@ -178,6 +234,29 @@ def test_too_few_runs_cannot_resolve_and_say_how_many_would():
     assert answer.metrics[0].resolved is False
     assert answer.verdict.startswith("cannot resolve")
     assert answer.metrics[0].runs_needed >= 6
+
+
+def test_too_few_runs_give_an_interval_within_them_marked_as_such():
+    a, b = sides(1.25, n=3)
+    fast = {run.run_id for run in b.runs}
+    answer = compare(a, b, lambda run_id: [80.0, 81.0, 79.0] * 20 if run_id in fast else [100.0, 101.0, 99.0] * 20)
+    within = answer.to_json()["within_run"]
+    assert within["low"] < 1.25 < within["high"]
+    assert "no replicates" in within["method"]
+    assert "within these runs" in answer.verdict
+    enough = compare(*sides(1.25), lambda _run_id: [100.0] * 60)
+    assert "within_run" not in enough.to_json()
+
+
+def test_an_unresolved_effect_says_how_many_more_it_would_take():
+    a, _ = sides(1.0, n=7)
+    noisy = Side(
+        "B", tuple(run(2 * at + 1, RATES[at] * (1.05 if at % 2 else 0.97), plan="p", block=at) for at in range(7))
+    )
+    answer = compare(a, noisy, no_tokens, wanted=0.03)
+    needed = answer.metrics[0].runs_needed
+    assert not answer.metrics[0].resolved
+    assert f"about {needed} pairs would resolve it, {needed - 7} more" in answer.verdict
 
 
 def test_one_run_a_side_has_an_interval_within_the_run_and_never_a_resolved_effect():
@@ -249,6 +328,23 @@ def test_sandwiches_see_the_setting_through_drift_and_carry_over():
     without_carry = next(row for row in pair["at_other_windows"] if row["carry"] == 0)
     assert without_carry["ratio"] != pytest.approx(pair["ratio"], rel=1e-6)
     json.dumps(result, allow_nan=False)
+
+
+def test_neighbouring_sandwiches_share_a_block_and_the_error_knows_it():
+    noise = random.Random(5)
+    arms = ["ab"[at // 12 % 2] for at in range(492)]
+    levels = [noise.gauss(0, 0.02) for _ in range(41)]
+    costs = [100 * math.exp(levels[at // 12]) for at in range(492)]
+    pair = compare_by({"arm": arms}, "arm", costs, cold=0, carry=0)["pairs"][0]
+    around, own, shared = sandwiches(blocks_of(arms, costs, 0, 0), "a", "b")
+    assert (len(own), shared) == (20, 19)
+    as_if_apart = paired(own, around)
+    widths = [
+        math.log(one) - math.log(other)
+        for one, other in ((pair["high"], pair["low"]), (as_if_apart.high, as_if_apart.low))
+    ]
+    assert widths[0] == pytest.approx(widths[1] * math.sqrt(1 + 2 / 6 * 19 / 20))
+    assert pair["p"] > as_if_apart.p
 
 
 @pytest.mark.parametrize(

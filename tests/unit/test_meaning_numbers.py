@@ -290,6 +290,58 @@ def test_memory_curves_come_from_the_rows_and_else_from_the_samples():
     assert (curve.source, curve.values) == ("samples", (1.0, 2.0, 3.0, 4.0))
 
 
+SIDECAR = {"peak_rss_kb": 4_194_304, "mem_avail_before_kb": 3_145_728, "mem_avail_floor_kb": 1_048_576,
+           "mem_avail_after_kb": 2_097_152, "batt_temp_before_dC": 305, "batt_temp_after_dC": None,
+           "cpu_temp_before_mC": 41500, "cpu_temp_max_mC": 78000}  # fmt: skip
+
+
+def test_a_sidecar_stands_where_no_sample_and_no_row_does():
+    found = facts(RunRecord(run=run(), sidecar=SIDECAR))
+    assert (found["entry_cpu_temp_c"], found["cpu_temp_max_c"]) == (41.5, 78.0)
+    assert (found["entry_mem_available_mib"], found["mem_available_min_mib"], found["rss_peak_mib"]) == (
+        3072,
+        1024,
+        4096,
+    )
+    assert found["exit_cpu_temp_c"] is None
+    state = derive(RunRecord(run=run(), sidecar=SIDECAR))
+    assert (state.entry.battery_temp_c, state.exit.battery_temp_c) == (30.5, None)
+    assert state.exit.mem_available_mib == 2048
+    sampled = facts(clean(sidecar=SIDECAR))
+    assert (sampled["entry_cpu_temp_c"], sampled["cpu_temp_max_c"], sampled["rss_peak_mib"]) == (35.0, 60.0, 4000.0)
+
+
+def test_named_parts_and_the_prompts_own_reads_are_facts():
+    end = summary(prefill_read_mib=812.5, prefill_dev_tokens=50, prefill_dev_read_mib=96.0, prefill_dev_stall_s=0.25)
+    found = facts(clean(csv=rows(ra_issue_ms=2.0, ra_wd_ms=1.0), turns=(turn(summary=end),)))
+    assert (found["ra_issue_s_tok"], found["ra_wd_s_tok"]) == pytest.approx((0.002, 0.001))
+    assert (found["prefill_read_mib"], found["prefill_dev_stall_s"], found["prefill_dev_tokens"]) == (812.5, 0.25, 50)
+    assert found["prefill_bar_unattributed_s"] == pytest.approx(2.0 - 1.0 - 0.6 - 0.1)
+    assert facts(clean())["prefill_read_mib"] is None
+
+
+def test_what_only_the_report_says_of_the_configuration():
+    bare = run(argv=[], engine_version=None)
+    lines = (
+        ReportLine(
+            "mode", {"moe_stream": 1, "cache": "1500 MiB", "cache_mb": 1500, "overlap": 0}, "mode: expert streaming"
+        ),
+        ReportLine("compute", {"threads": 6, "cpu_s_tok": 0.1}, "compute: ..."),
+        ReportLine("moe-drop", {"experts_dropped": 25, "experts_routed": 100, "threshold": 0.8}, "moe-drop: ..."),
+        ReportLine(
+            "moe-route-ahead", {"route_ahead": 2, "ra_committed": 90, "ra_agree_pct": 94.0}, "moe-route-ahead: ..."
+        ),
+        ReportLine("moe-substitute", {"experts_substituted": 5, "experts_reranked": 50, "margin": 0.5}, "..."),
+    )
+    config = derive(RunRecord(run=bare, report=lines)).config
+    assert (config.cache_mb, config.cache_auto, config.threads) == (1500, False, 6)
+    assert (config.drop_cold_frac, config.route_ahead, config.substitute_lambda) == (0.8, 2, 0.5)
+    for said, meant in (("auto", (None, True)), ("off", (0, False))):
+        mode = ReportLine("mode", {"moe_stream": 1, "cache": said}, "mode: expert streaming")
+        told = derive(RunRecord(run=bare, report=(mode,))).config
+        assert (told.cache_mb, told.cache_auto) == meant
+
+
 def test_text_hash_tells_the_turns_apart():
     one = derive(clean(turns=(turn(0, text=b"ab"), turn(1, text=b"c")))).text_sha256
     other = derive(clean(turns=(turn(0, text=b"a"), turn(1, text=b"bc")))).text_sha256

@@ -59,6 +59,12 @@ def short(n=100):
 
 FAILED_ROWS = ReportLine("moe-rows", {}, "moe-rows: 3 FAILED reads - this run's output is not trustworthy")
 MTP_END = {"mtp_drafted": 10, "mtp_accepted": 5, "mtp_decodes": 200, "drafted_steps": 200}
+BARE = {"preamble": {}, "run": run(argv=[]), "csv": Rows({}), "turns": ()}
+DROPPED = ReportLine("moe-drop", {"experts_dropped": 15, "experts_routed": 100, "threshold": 0.8}, "moe-drop: ...")
+EARLY = ReportLine(
+    "moe-route-ahead", {"route_ahead": 2, "ra_committed": 9, "ra_agree_pct": 94.0}, "moe-route-ahead: ..."
+)
+MOVED = ReportLine("moe-substitute", {"experts_substituted": 5, "experts_reranked": 50}, "moe-substitute: ...")
 MMAP = ReportLine("mode", {"moe_stream": 0}, "mode: mmap")
 
 CASES = [
@@ -73,6 +79,9 @@ CASES = [
     ("instrumented", "fail", with_argv("--route-trace", "r.csv")),
     ("instrumented", "fail", with_argv("--io-trace", "i.csv")),
     ("instrumented", "fail", with_argv("--compute-trace", "c.csv")),
+    ("instrumented", "fail", with_argv("--compute-trace-layers", "c.csv")),
+    ("instrumented", "fail", with_argv("--predict-log")),
+    ("instrumented", "fail", with_argv("--prefetch-sync")),
     ("instrumented", "fail", with_argv(environment={"BMOE_PREDICT_LOG": "1"})),
     ("instrumented", "fail", clean(artifacts=(ArtifactRecord("route.csv", "route", 10, "0" * 64),))),
     ("instrumented", "fail", clean(report=(ReportLine("moe-predict", {"stale_pct": 80.0}, "moe-predict: ..."),))),
@@ -121,6 +130,12 @@ CASES = [
     ("lossy", "info", with_preamble(substitute_lambda=0.5)),
     ("lossy", "info", with_preamble(route_ahead=2)),
     ("lossy", "info", replace(with_preamble(n_expert_used=4), run=run(model={"metadata": {"q.expert_used_count": "8"}}))),
+    ("lossy", "info", clean(preamble={}, run=run(argv=[*ARGV, "--drop-cold-experts", "0.5"]))),
+    ("lossy", "info", clean(**{**BARE, "report": (DROPPED,)})),
+    ("lossy", "info", clean(**{**BARE, "report": (EARLY,)})),
+    ("lossy", "info", clean(**{**BARE, "report": (MOVED,)})),
+    ("lossy", "info", clean(preamble={}, run=run(argv=[]), turns=ended(ra_committed=9, ra_agree_pct=94.0).turns)),
+    ("speculative", "info", clean(**{**BARE, "report": (ReportLine("ngram", {"mtp_drafted": 4}, "ngram: ..."),)})),
     ("speculative", "info", replace(with_preamble(spec="mtp"), turns=ended(**MTP_END).turns)),
     ("speculative", "info", clean(preamble={"mtp": 1})),
     ("speculative", "info", clean(preamble={}, run=run(argv=[*ARGV, "--ngram"]))),
@@ -176,6 +191,7 @@ CLEAR = [
     ("device_idle", replace(with_argv("--prefill-device", "gpu"), turns=ended(prefill_dev_nodes=7).turns)),
     ("think_ignored", session(turn(0, request={"think": True}), ready={"think_ctl": "none"})),
     ("short_run", session(turn(0, tokens=None, text=b"", summary={}, decide={"best": 0}))),
+    ("lossy", ended(ra_committed=0, ra_agree_pct=0.0, experts_dropped=0, experts_substituted=0)),
     ("lossy", with_argv("--n-expert-used", "8", model={"metadata": {"qwen3moe.expert_used_count": 8}})),
 ]  # fmt: skip
 
@@ -190,6 +206,10 @@ def test_evidence_has_the_numbers():
     assert "100 generated tokens" in evidence(short(), "short_run")
     lossy = replace(with_preamble(drop_cold_frac=0.5), turns=ended(experts_routed=100, experts_dropped=25).turns)
     assert "25.0% of routed experts dropped" in evidence(lossy, "lossy")
+    told = clean(**{**BARE, "report": (DROPPED, EARLY, MOVED)})
+    assert "drop threshold 0.8 × uniform, 15.0% of routed experts dropped" in evidence(told, "lossy")
+    assert "(layers: 2), 6.0% of slots rerouted" in evidence(told, "lossy")
+    assert "substitution not recorded, 10.0% of slots moved" in evidence(told, "lossy")
     drafted = replace(with_preamble(spec="ngram"), turns=ended(**MTP_END).turns)
     assert "50.0% of 10 drafts accepted" in evidence(drafted, "speculative")
     assert "drafted on 100.0% of 200 decodes" in evidence(drafted, "speculative")

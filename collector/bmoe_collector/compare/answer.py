@@ -22,8 +22,11 @@ PRIMARY = "tok_s"
 SPEED = ("effective_tok_s", "steady_tok_s", "prefill_tps", "ttft_s", "token_ms_median", "token_ms_p95")
 TERMS = (
     "bar_cpu_s_tok", "bar_flash_s_tok", "bar_mgmt_s_tok", "bar_unattributed_s_tok", "io_s_tok", "stall_s_tok",
-    "compute_residual_s_tok", "drain_s_tok", "adopt_s_tok", "loop_overhead_s_tok", "read_mib_tok", "majflt_tok", "cpu_s_tok",
+    "compute_residual_s_tok", "drain_s_tok", "ra_issue_s_tok", "ra_wd_s_tok", "adopt_s_tok", "loop_overhead_s_tok",
+    "read_mib_tok", "majflt_tok", "cpu_s_tok",
 )  # fmt: skip
+STALL_TERMS = frozenset({"stall_s_tok", "bar_flash_s_tok", "bar_unattributed_s_tok", "compute_residual_s_tok"})
+"""Terms that hold `stall_ms` where reads overlap, and mean what it means."""
 SUPPOSED_SD = 0.05  # of single runs on one phone, where nothing better is known (field experience: 4.7 to 5.5 %)
 
 TokenCosts = Callable[[str], Sequence[float]]
@@ -109,6 +112,7 @@ def compare(
         )
     design, pairs, notes = _design(judged)
     metrics = _metrics(judged, design, pairs, costs, primary, wanted)
+    within = _within_too_few(judged, design, metrics, costs)
     counters = tuple(_counters(judged))
     equal = texts_equal(judged)
     notes.extend(judged.notes)
@@ -117,20 +121,23 @@ def compare(
             "texts differ although nothing here should change them: settings that only change how weights are fetched must give the same greedy text"
         )
     n = (len(pairs), len(pairs)) if design == "paired" else (len(judged.a), len(judged.b))
-    sentence = _sentence(design, n, metrics[0], wanted)
+    sentence = _sentence(design, n, metrics[0], wanted) + (_within_words(within) if within else "")
     return Answer(
-        a, b, not judged.reasons, True, judged.reasons, tuple(dict.fromkeys(notes)), design, n, tuple(metrics), counters, equal, sentence, label
+        a, b, not judged.reasons, True, judged.reasons, tuple(dict.fromkeys(notes)), design, n, tuple(metrics), counters, equal, sentence, label,
+        {"within_run": within} if within else {},
     )  # fmt: skip
 
 
 def _design(judged: Judged) -> tuple[str, list[tuple[list[ComparedRun], list[ComparedRun]]], list[str]]:
     """How the runs replicate each other, the pairs of a paired design, and what was left out of it."""
-    blocks: dict[tuple[str, int], tuple[list[ComparedRun], list[ComparedRun]]] = {}
+    blocks: dict[tuple[str, str, int], tuple[list[ComparedRun], list[ComparedRun]]] = {}
     planned = all(run.run.get("plan_id") and run.run.get("block") is not None for run in (*judged.a, *judged.b))
     if planned:
         for at, side in enumerate((judged.a, judged.b)):
             for run in side:
-                blocks.setdefault((run.run["plan_id"], run.run["block"]), ([], []))[at].append(run)
+                # One plan may run on several phones: what ran next to each other ran on one.
+                place = (run.run.get("agent_uuid") or "", run.run["plan_id"], run.run["block"])
+                blocks.setdefault(place, ([], []))[at].append(run)
         whole = [block for _, block in sorted(blocks.items()) if block[0] and block[1]]
         lone = sum(len(block[0]) + len(block[1]) for block in blocks.values() if not (block[0] and block[1]))
         if len(whole) >= 2:
@@ -157,12 +164,12 @@ def _metrics(
     if design == "within-run":
         return [
             _within(judged, costs, wanted),
-            *(_plain_ratio(judged, name) for name in names[1:] if _both(judged, name)),
+            *(_plain_ratio(judged, name) for name in names[1:] if _both(judged, name) and not _hidden(judged, name)),
         ]
     effects: list[tuple[str, Effect | None, str]] = []
     for name in names:
         effect, why = _effect(judged, design, pairs, name, wanted if name == primary else None)
-        if effect is not None or name in {PRIMARY, primary}:
+        if effect is not None or name in {PRIMARY, primary} or _measured(judged, name):
             effects.append((name, effect, why))
     corrected = holm([effect.p if effect is not None and name != primary else None for name, effect, _ in effects])
     found = []
@@ -193,6 +200,13 @@ def _values(runs: Sequence[ComparedRun], name: str) -> list[float] | None:
     return good if len(good) == len(values) and all(value > 0 and math.isfinite(value) for value in good) else None
 
 
+def _measured(judged: Judged, name: str) -> bool:
+    """Whether a metric was measured in every run and is above zero in some: worth a row even where it has no ratio."""
+    values = [run.facts.get(name) for run in (*judged.a, *judged.b)]
+    numbers = [value for value in values if isinstance(value, int | float)]
+    return len(numbers) == len(values) and any(numbers)
+
+
 def _both(judged: Judged, name: str) -> bool:
     return _values(judged.a, name) is not None and _values(judged.b, name) is not None
 
@@ -204,6 +218,8 @@ def _effect(
     name: str,
     wanted: float | None,
 ) -> tuple[Effect | None, str]:
+    if _hidden(judged, name):
+        return None, "what stall_ms means in this build is not known: it compares with nothing"
     a, b = _values(judged.a, name), _values(judged.b, name)
     if a is None or b is None:
         side = "A" if a is None else "B"
@@ -212,6 +228,16 @@ def _effect(
         means = [[_geometric(_values(side, name) or [1.0]) for side in pair] for pair in pairs]
         return paired([one for one, _ in means], [other for _, other in means], wanted), ""
     return unpaired(a, b, wanted), ""
+
+
+def _hidden(judged: Judged, name: str) -> bool:
+    """A term of `stall_ms`, reads overlap, and the build may mean either by it. One binary means the same in every run."""
+    if name not in STALL_TERMS:
+        return False
+    both = [*judged.a, *judged.b]
+    unknown = any(run.get("overlap") and run.facts.get("stall_meaning") is None for run in both)
+    binaries = {run.run.get("engine_sha256") for run in both}
+    return unknown and (None in binaries or len(binaries) > 1)
 
 
 def _geometric(values: Sequence[float]) -> float:
@@ -232,6 +258,24 @@ def _within(judged: Judged, costs: TokenCosts, wanted: float | None) -> Metric:
         )
     _, low, high = within_run(b, a)  # costs are the rate's inverse: A's over B's
     return Metric(PRIMARY, ratio, low, high, None, False, None, needed)
+
+
+def _within_too_few(judged: Judged, design: str, metrics: Sequence[Metric], costs: TokenCosts) -> dict[str, Any] | None:
+    """Too few runs for any result to be significant: what the tokens of these runs say, marked as such."""
+    speed = metrics[0]
+    if design == "within-run" or speed.ratio is None or speed.smallest_resolvable is not None:
+        return None
+    found = _within(judged, costs, None)
+    if found.low is None or found.high is None:
+        return None
+    return {
+        "metric": PRIMARY, "ratio": found.ratio, "low": found.low, "high": found.high,
+        "method": "block bootstrap over the tokens of these runs, which are no replicates",
+    }  # fmt: skip
+
+
+def _within_words(within: Mapping[str, Any]) -> str:
+    return f"; within these runs their tokens give [{within['low'] - 1:+.1%}, {within['high'] - 1:+.1%}]"
 
 
 def _supposed_need(wanted: float | None) -> int:
@@ -300,14 +344,17 @@ def _sentence(design: str, n: tuple[int, int], metric: Metric, wanted: float | N
         way = "" if not better else (" (better)" if (metric.ratio > 1) == (better > 0) else " (worse)")
         return f"resolved{way}: {change}, p {metric.p:.3g}, {count}"
     if metric.smallest_resolvable is None:
-        return f"cannot resolve: with {count} no result can be significant; {change}" + _more(metric)
+        return f"cannot resolve: with {count} no result can be significant; {change}" + _more(metric, design, n)
     return (
         f"not resolved: {change}, p {metric.p:.3g}, {count}; they would have shown {metric.smallest_resolvable:.1%} and more"
-        + _more(metric)
+        + _more(metric, design, n)
     )
 
 
-def _more(metric: Metric) -> str:
+def _more(metric: Metric, design: str, n: tuple[int, int]) -> str:
+    """How many it would take, and how many more than there are."""
     if metric.runs_needed is None:
         return ""
-    return f"; about {metric.runs_needed} a side would resolve it"
+    what = "pairs" if design == "paired" else "runs a side"
+    more = metric.runs_needed - min(n)
+    return f"; about {metric.runs_needed} {what} would resolve it" + (f", {more} more" if more > 0 else "")

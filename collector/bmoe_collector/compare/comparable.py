@@ -60,8 +60,10 @@ def judge_sides(
             reasons.append(f"{name}: none of its {len(side.runs)} runs can be used")
         sides.append(tuple(kept))
     ours, theirs = sides
+    notes.extend(warnings("A", ours) + warnings("B", theirs))
     if ours and theirs:
         reasons.extend(differences(ours, theirs))
+        notes.extend(_not_recorded([*ours, *theirs]))
         more_reasons, more_notes = order_of(ours, theirs)
         reasons.extend(more_reasons)
         notes.extend(more_notes)
@@ -84,6 +86,28 @@ def _unusable(run: ComparedRun) -> str | None:
     return None
 
 
+def warnings(name: str, runs: Sequence[ComparedRun]) -> list[str]:
+    """What a reader must have seen before using the numbers: every warning of the runs, with how many have it."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        for code, evidence in {
+            code: evidence for code, severity, evidence in run.verdicts if severity == "warn"
+        }.items():
+            found.setdefault(code, []).append(evidence)
+    return [
+        f"{name}: {code} in {len(said)} of {len(runs)} runs: {said[0]}" + (" …" if len(set(said)) > 1 else "")
+        for code, said in found.items()
+    ]
+
+
+def _not_recorded(both: Sequence[ComparedRun]) -> list[str]:
+    """What should be the same and cannot be said to be."""
+    blind = sum(run.run.get("prompt_sha256") is None for run in both)
+    if not blind:
+        return []
+    return [f"the prompt of {blind} of {len(both)} runs is not recorded: whether it is the same is not known"]
+
+
 def _values(runs: Iterable[ComparedRun], name: str) -> set[Any]:
     return {run.get(name) for run in runs} - {None}
 
@@ -103,6 +127,9 @@ def differences(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[str]
         reasons.append("a simulated run is never comparable with a real one")
     if "speculative" in both[0].codes and len(_values(both, "spec")) > 1:
         reasons.append(f"different draft sources: {_listed(_values(both, 'spec'))}")
+    widths = _values(both, "n_expert_used")
+    if len(widths) > 1 and not any("lossy" in run.codes for run in both):
+        reasons.append(f"different top-k: {_listed(widths)} (at most one of them is the model's own)")
     reasons.extend(_model(both))
     reasons.extend(_differ(both, "prompt_sha256", "different prompts", show=False))
     reasons.extend(_differ(both, "session", "one side is a session, the other one-shot runs", show=False))

@@ -3,8 +3,9 @@
 Patched engines switch a setting every so many tokens and say so in a column of the metrics CSV (`arm`,
 `tokens_since_switch`, …). In: token rows and the column. Out: for each pair of settings the ratio of B's cost to A's over the
 sandwiches A B A, after a cold window at the start of the run and a carry-over after every switch; both windows are shown at
-other values too, since an effect that depends on them is theirs. Sandwiches are the replicates (they share the A block between
-them, so neighbours are not wholly independent: the result is of one run and says so).
+other values too, since an effect that depends on them is theirs. Sandwiches are the replicates. Neighbours share the A block
+between them: it enters each with one half, so that they correlate by up to (1/4) / (3/2) = 1/6, and the error is taken as much wider.
+The result is of one run and says so.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from bmoe_collector.compare.statistics import Effect, paired
 
 COLD_TOKENS = 32
 CARRY_TOKENS = 8
+SHARED = 1 / 6
+"""Correlation of two sandwiches that share a block."""
 OTHER_COLD = (0, 64)
 OTHER_CARRY = (0, 16)
 
@@ -47,14 +50,18 @@ def blocks_of(settings: Sequence[Any], costs_ms: Sequence[float | None], cold: i
     return found
 
 
-def sandwiches(blocks: Sequence[Block], a: Any, b: Any) -> tuple[list[float], list[float]]:
-    """For every block of `b` between two of `a`: the geometric mean of the two, and its own."""
+def sandwiches(blocks: Sequence[Block], a: Any, b: Any) -> tuple[list[float], list[float], int]:
+    """For every block of `b` between two of `a`: the geometric mean of the two, its own; and how many share a block of `a`."""
     around, own = [], []
-    for before, middle, after in zip(blocks, blocks[1:], blocks[2:], strict=False):
+    shared = 0
+    last: int | None = None
+    for at, (before, middle, after) in enumerate(zip(blocks, blocks[1:], blocks[2:], strict=False)):
         if middle.value == b and before.value == a and after.value == a:
             around.append(math.sqrt(before.mean_ms * after.mean_ms))
             own.append(middle.mean_ms)
-    return around, own
+            shared += last is not None and at == last + 2
+            last = at
+    return around, own, shared
 
 
 def compare_by(
@@ -109,10 +116,11 @@ def compare_by(
 def _effect(
     settings: Sequence[Any], costs_ms: Sequence[float | None], a: Any, b: Any, cold: int, carry: int
 ) -> tuple[Effect, int] | None:
-    around, own = sandwiches(blocks_of(settings, costs_ms, cold, carry), a, b)
+    around, own, shared = sandwiches(blocks_of(settings, costs_ms, cold, carry), a, b)
     if not own:
         return None
-    return paired(own, around), len(own)  # costs are the rate's inverse, so the ratio is of rates, B to A
+    wider = math.sqrt(1 + 2 * SHARED * shared / len(own))
+    return paired(own, around, wider=wider), len(own)  # costs are the rate's inverse, so the ratio is of rates, B to A
 
 
 def _row(effect: Effect, count: int) -> dict[str, Any]:

@@ -45,8 +45,13 @@ class Effect:
     sd: float | None  # of the log differences (paired) or of the log values (unpaired)
 
 
-def paired(a: Sequence[float], b: Sequence[float], wanted: float | None = None, seed: int = 1) -> Effect:
-    """Compare by blocks: `a[i]` and `b[i]` ran next to each other. All values are positive."""
+def paired(
+    a: Sequence[float], b: Sequence[float], wanted: float | None = None, seed: int = 1, *, wider: float = 1.0
+) -> Effect:
+    """Compare by blocks: `a[i]` and `b[i]` ran next to each other. All values are positive.
+
+    `wider`: how many times the error of independent pairs the mean's error is, where neighbouring pairs share something.
+    """
     differences = np.log(np.asarray(b, dtype=float)) - np.log(np.asarray(a, dtype=float))
     n = len(differences)
     if n == 0:
@@ -56,10 +61,10 @@ def paired(a: Sequence[float], b: Sequence[float], wanted: float | None = None, 
     if n < 2:
         return Effect(math.exp(mean), None, None, None, False, None, None, can, None)
     sd = float(differences.std(ddof=1))
-    p = _sign_test(differences, seed)
-    means = differences[_resampled(seed, n)].mean(axis=1)
+    p = _sign_test(differences, seed, wider)
+    means = mean + wider * (differences[_resampled(seed, n)].mean(axis=1) - mean)
     low, high = _quantiles(means, n - 1, n)
-    standard_error = sd / math.sqrt(n)
+    standard_error = wider * sd / math.sqrt(n)
     return Effect(
         math.exp(mean),
         math.exp(low),
@@ -67,7 +72,7 @@ def paired(a: Sequence[float], b: Sequence[float], wanted: float | None = None, 
         p,
         can and p <= LEVEL,
         _smallest(standard_error, n - 1) if can else None,
-        _runs_needed(mean, wanted, lambda count: (sd / math.sqrt(count), count - 1), 6),
+        _runs_needed(mean, wanted, lambda count: (wider * sd / math.sqrt(count), count - 1), 6),
         can,
         sd,
     )
@@ -138,7 +143,7 @@ def drift(values: Sequence[float], seed: int = 1) -> tuple[float, float]:
         return 0.0, 1.0
     seen = float(ranks @ order) / scale
     rng = np.random.default_rng(seed)
-    drawn = np.array([ranks[rng.permutation(n)] @ order for _ in range(4000)]) / scale
+    drawn = rng.permuted(np.tile(ranks, (4000, 1)), axis=1) @ order / scale
     return seen, (1 + int((np.abs(drawn) >= abs(seen) - 1e-12).sum())) / 4001
 
 
@@ -159,9 +164,9 @@ def _ranks(values: Any) -> Any:
     return ranks - ranks.mean()
 
 
-def _sign_test(differences: Any, seed: int) -> float:
+def _sign_test(differences: Any, seed: int, wider: float = 1.0) -> float:
     n = len(differences)
-    seen = abs(float(differences.sum()))
+    seen = abs(float(differences.sum())) / wider
     tolerance = 1e-12 * (1 + seen)
     if n <= 14:
         signs = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)

@@ -33,6 +33,7 @@ class Cache:
     experts_dropped: int | None
     experts_reranked: int | None
     experts_substituted: int | None
+    rerouted_early: int | None  # routings that route-ahead committed
     evictions: int | None
     rereads: int | None
     resident_mib: float | None
@@ -80,7 +81,8 @@ def cache_of(summaries: Sequence[Mapping[str, Any]], rows: Rows, config: Config,
     majflt_tok = ratio(majflt, len(rows))
     if majflt_tok is None:
         majflt_tok = _mean_by_tokens(summaries, "majflt_tok")
-    agree = latest("ra_agree_pct") if config.route_ahead and count("ra_committed") else None
+    committed = count("ra_committed")
+    agree = latest("ra_agree_pct") if committed else None
     hit = latest("cache_hit_pct")
     width = config.n_expert_used
     return Cache(
@@ -93,6 +95,7 @@ def cache_of(summaries: Sequence[Mapping[str, Any]], rows: Rows, config: Config,
         experts_dropped=dropped,
         experts_reranked=reranked,
         experts_substituted=moved,
+        rerouted_early=committed,
         evictions=_counter(summaries, "evictions"),
         rereads=_counter(summaries, "rereads"),
         resident_mib=latest("cache_resident_mib"),

@@ -15,7 +15,7 @@ from typing import Any
 from bmoe_collector.meaning.argv import flags_of
 from bmoe_collector.meaning.numbers import known, number
 from bmoe_collector.meaning.semantics import Version, default_cache_mb, version_by_columns, version_of
-from bmoe_collector.record import RunRecord
+from bmoe_collector.record import ReportLine, RunRecord
 
 RANDOM_SEED = 4294967295
 """The seed that means "random and not recorded" (generations.md, Behaviour)."""
@@ -40,7 +40,7 @@ class Config:
     o_direct_asked: bool | None
     prefetch: float | None
     route_ahead: float | None
-    drop_cold_frac: float | None
+    drop_cold_frac: float | None  # a threshold, not a rate
     substitute_lambda: float | None
     load_all: bool
     temp: float | None
@@ -74,15 +74,14 @@ def config_of(record: RunRecord) -> Config:
     mode = next((line for line in record.report if line.name == "mode"), None)
     mode_text = mode.text if mode else ""
 
-    def value(key: str, *names: str, default: float | None = None) -> float | None:
+    def value(key: str, *names: str, default: float | None = None, said: tuple[str, str] | None = None) -> float | None:
+        """From the preamble, a flag, the report (line and name of its number), else the default."""
         told = number(preamble.get(key))
-        if told is not None:
-            return told
-        for name in names:
-            asked = _float(flags.get(name))
-            if asked is not None:
-                return asked
-        return default if has_argv else None
+        if told is None:
+            told = next((asked for name in names if (asked := _float(flags.get(name))) is not None), None)
+        if told is None and said is not None:
+            told = _reported(record, *said)
+        return told if told is not None else default if has_argv else None
 
     def switch(key: str, name: str, *, default: bool | None = False) -> bool | None:
         told = number(preamble.get(key))
@@ -100,9 +99,9 @@ def config_of(record: RunRecord) -> Config:
     overlap = switch("overlap", "--overlap")
     if overlap is None:
         overlap = _overlap_by_rows(record, mode_text)
-    cache_mb, cache_auto = _cache(preamble, flags, version, has_argv=has_argv)
+    cache_mb, cache_auto = _cache(preamble, flags, version, mode, has_argv=has_argv)
     lanes = value("io_threads", "--io-threads", default=4)
-    threads = value("threads", "--threads", default=4) or _reported_threads(record)
+    threads = value("threads", "--threads", default=4, said=("compute", "threads"))
     no_direct = "--no-odirect" in flags
     width = number(preamble.get("n_expert_used"))
     if width is None:
@@ -124,9 +123,11 @@ def config_of(record: RunRecord) -> Config:
         o_direct=None if number(preamble.get("o_direct")) is None else bool(preamble["o_direct"]),
         o_direct_asked=(not no_direct) if has_argv else None,
         prefetch=value("prefetch", "--prefetch", default=0),
-        route_ahead=value("route_ahead", "--route-ahead", default=0),
-        drop_cold_frac=value("drop_cold_frac", "--drop-cold-experts", default=0),
-        substitute_lambda=value("substitute_lambda", "--expert-substitute", default=0),
+        route_ahead=value("route_ahead", "--route-ahead", default=0, said=("moe-route-ahead", "route_ahead")),
+        drop_cold_frac=value("drop_cold_frac", "--drop-cold-experts", default=0, said=("moe-drop", "threshold")),
+        substitute_lambda=value(
+            "substitute_lambda", "--expert-substitute", default=0, said=("moe-substitute", "margin")
+        ),
         load_all=bool(number(preamble.get("load_all"))) or "--load-all" in flags,
         temp=value("temp", "--temp", default=0),
         seed=_whole(seed),
@@ -166,6 +167,7 @@ def _cache(
     preamble: Mapping[str, Any],
     flags: Mapping[str, Any],
     version: Version | None,
+    mode: ReportLine | None,
     *,
     has_argv: bool,
 ) -> tuple[float | None, bool | None]:
@@ -178,6 +180,9 @@ def _cache(
         return None, True
     if asked is not None:
         return _float(asked), False
+    told_facts = mode.facts if mode is not None else {}
+    if (said := told_facts.get("cache")) is not None:  # "auto", "off", "<n> MiB": whatever this build's default is
+        return (None, True) if said == "auto" else (number(told_facts.get("cache_mb")) or 0.0, False)
     if not has_argv:
         return None, None
     return default_cache_mb(version), False if default_cache_mb(version) is not None else None
@@ -227,12 +232,10 @@ def _overlap_by_rows(record: RunRecord, mode: str) -> bool | None:
     return any(read > wall * 1.01 + 0.1 for wall, read in reads)
 
 
-def _reported_threads(record: RunRecord) -> float | None:
-    """The report's "over <n> threads"."""
-    for line in record.report:
-        if line.name == "compute":
-            return number(line.facts.get("threads"))
-    return None
+def _reported(record: RunRecord, line: str, name: str) -> float | None:
+    """A number of the report, by its line and name."""
+    found = (each.facts.get(name) for each in record.report if each.name == line)
+    return next((value for told in found if (value := number(told)) is not None), None)
 
 
 def _device(asked: Any) -> str | None:

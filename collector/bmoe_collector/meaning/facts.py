@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bmoe_collector.meaning.derive import Derived, derive
-from bmoe_collector.meaning.memory import difference, last_look
+from bmoe_collector.meaning.memory import beside, difference, hottest, last_look
+from bmoe_collector.meaning.numbers import number
 from bmoe_collector.record import RunRecord
 
 LIMIT = 1 << 63
@@ -81,12 +82,25 @@ def _exit(name: str) -> Getter:
     return lambda _record, derived: getattr(derived.exit, name)
 
 
-def _peak(name: str) -> Getter:
-    return lambda _record, derived: max(derived.curves[name].values) if name in derived.curves else None
+def _peak(name: str, sidecar: str = "") -> Getter:
+    """Highest of a curve; a sidecar's kilobytes where there is none."""
+
+    def get(record: RunRecord, derived: Derived) -> Any:
+        return max(derived.curves[name].values) if name in derived.curves else beside(record, sidecar, 1024.0)
+
+    return get
 
 
-def _lowest(name: str) -> Getter:
-    return lambda _record, derived: min(derived.curves[name].values) if name in derived.curves else None
+def _lowest(name: str, sidecar: str) -> Getter:
+    def get(record: RunRecord, derived: Derived) -> Any:
+        return min(derived.curves[name].values) if name in derived.curves else beside(record, sidecar, 1024.0)
+
+    return get
+
+
+def _prompt(key: str) -> Getter:
+    """A key of the first generation's end record."""
+    return lambda _record, derived: number(derived.turns[0].summary.get(key)) if derived.turns else None
 
 
 def _resident(part: str, name: str) -> Getter:
@@ -135,12 +149,19 @@ FACTS: tuple[Fact, ...] = (
     Fact("prefill_bar_cpu_s", "s", "prefill_cpu_s / compute threads", _SESSION, _prefill_bar("cpu_s"), better=-1),
     Fact("prefill_bar_flash_s", "s", "prefill_io_s serial, prefill_stall_s overlap", _SESSION, _prefill_bar("flash_s"), better=-1),
     Fact("prefill_bar_mgmt_s", "s", "prefill_mgmt_s", _SESSION, _prefill_bar("mgmt_s"), better=-1),
+    Fact("prefill_bar_unattributed_s", "s", "max(0, wall - cpu - flash - mgmt) of the prompt phase", _SESSION, _prefill_bar("unattributed_s"), better=-1),
+    Fact("prefill_read_mib", "MiB", "flash read by the prompt phase, the device's arena apart", _SESSION, _prompt("prefill_read_mib"), counter=True),
+    Fact("prefill_dev_tokens", "tokens", "prompt tokens whose graph ran on the prefill device", _ROWS, _prompt("prefill_dev_tokens"), "int", counter=True),
+    Fact("prefill_dev_read_mib", "MiB", "experts the device's arena read from flash", _ROWS, _prompt("prefill_dev_read_mib"), counter=True),
+    Fact("prefill_dev_stall_s", "s", "time the device's graph waited for its arena; inside the unattributed rest", _ROWS, _prompt("prefill_dev_stall_s"), better=-1),
     Fact("cpu_s_tok", "s/token", "process CPU of all threads", _LINES, _term("cpu"), better=-1),
     Fact("io_s_tok", "s/token", "flash reads: wall in serial mode, summed lanes under overlap", _LINES, _term("io"), better=-1),
     Fact("stall_s_tok", "s/token", "wall time compute waited for reads; read with stall_meaning", _LINES, _term("stall"), better=-1),
     Fact("mgmt_s_tok", "s/token", "cache management", _LINES, _term("mgmt"), better=-1),
     Fact("compute_residual_s_tok", "s/token", "clamped rest of the wall time, not a measurement", _LINES, _term("compute"), better=-1),
     Fact("drain_s_tok", "s/token", "part of the compute residual", _ROWS, _term("drain"), better=-1),
+    Fact("ra_issue_s_tok", "s/token", "issuing route-ahead's reads, part of the compute residual", _ROWS, _term("ra_issue"), better=-1),
+    Fact("ra_wd_s_tok", "s/token", "route-ahead's watchdog, part of the compute residual", _ROWS, _term("ra_wd"), better=-1),
     Fact("adopt_s_tok", "s/token", "part of cache management", _ROWS, _term("adopt"), better=-1),
     Fact("occupancy", "fraction", "cpu_s_tok / (s_tok × compute threads)", _END, lambda _r, d: d.occupancy),
     Fact("cpu_busy", "fraction", "cpu_s_tok / (s_tok × busy threads, lanes included under overlap)", _LINES, lambda _r, d: d.cpu_busy),
@@ -151,6 +172,7 @@ FACTS: tuple[Fact, ...] = (
     Fact("active_experts", "experts", "n_expert_used × (1 - drop_rate)", _PREAMBLE, _cache("active_experts")),
     Fact("experts_routed", "slots", "routed while generating", _ROWS, _cache("experts_routed"), "int", counter=True),
     Fact("experts_dropped", "slots", "dropped while generating", _ROWS, _cache("experts_dropped"), "int", counter=True),
+    Fact("experts_reranked", "slots", "looked at by substitution", _ROWS, _cache("experts_reranked"), "int", counter=True),
     Fact("experts_substituted", "slots", "moved to a resident expert", _ROWS, _cache("experts_substituted"), "int", counter=True),
     Fact("evictions", "entries", "cache entries evicted", _ROWS, _cache("evictions"), "int", counter=True),
     Fact("rereads", "reads", "reads of what the cache had held before", _ROWS, _cache("rereads"), "int", counter=True),
@@ -166,10 +188,10 @@ FACTS: tuple[Fact, ...] = (
     Fact("acceptance", "fraction", "mtp_accepted / mtp_drafted", _END, _drawn("acceptance"), counter=True, better=1),
     Fact("amortisation", "tokens/decode", "tokens / mtp_decodes", _SESSION, _drawn("amortisation"), counter=True, better=1),
     Fact("coverage", "fraction", "drafted_steps / mtp_decodes", _END, _drawn("coverage"), counter=True, better=1),
-    Fact("rss_peak_mib", "MiB", "highest rss_mib", _ROWS, _peak("rss_mib")),
+    Fact("rss_peak_mib", "MiB", "highest rss_mib", _ROWS, _peak("rss_mib", "peak_rss_kb")),
     Fact("rss_anon_peak_mib", "MiB", "highest rss_anon_mib: the expert cache lives here", _ROWS, _peak("rss_anon_mib")),
     Fact("swap_peak_mib", "MiB", "highest swap_mib", _ROWS, _peak("swap_mib"), better=-1),
-    Fact("mem_available_min_mib", "MiB", "lowest mem_available_mib", _ROWS, _lowest("mem_available_mib")),
+    Fact("mem_available_min_mib", "MiB", "lowest mem_available_mib", _ROWS, _lowest("mem_available_mib", "mem_avail_floor_kb")),
     Fact("dense_resident_frac", "fraction", "the engine's own sample, last", _ROWS, _dense_engine),
     Fact("resident_fraction", "fraction", "mincore over the whole model, last look", _KERNEL, _resident("whole", "fraction")),
     Fact("resident_fraction_error", "fraction", "its standard error", _KERNEL, _resident("whole", "standard_error")),
@@ -180,6 +202,7 @@ FACTS: tuple[Fact, ...] = (
     Fact("entry_mem_available_mib", "MiB", "MemAvailable before the launch", _KERNEL, _entry("mem_available_mib")),
     Fact("entry_swap_used_mib", "MiB", "swap in use before the launch", _KERNEL, _entry("swap_used_mib")),
     Fact("entry_battery_pct", "%", "charge before the launch", _KERNEL, _entry("battery_pct")),
+    Fact("cpu_temp_max_c", "°C", "hottest CPU zone seen during the run", _KERNEL, lambda r, _d: hottest(r)),
     Fact("exit_cpu_temp_c", "°C", "hottest CPU zone at the end", _KERNEL, _exit("cpu_temp_c")),
     Fact("exit_clock_cap", "fraction", "lowest cap at the end", _KERNEL, _exit("clock_cap_ratio")),
     Fact("swapped_in_pages", "pages", "pswpin of the phone over the run", _KERNEL, _swapped_in, better=-1),

@@ -3,7 +3,8 @@
 Curves come from the metrics rows where the engine wrote them, else from the agent's samples of the engine: resident
 anonymous memory (the expert cache lives here), resident file memory (the mapped model), swap, and what the device claims
 is available, which counts the mapped weights as reclaimable and so over-states headroom (contract, "Per-token rows").
-Names of sample values are those of `bmoe_proto.kernel`.
+Names of sample values are those of `bmoe_proto.kernel`. What a pressure sidecar measured around an imported run stands
+where no sample does (generations.md, Metrics CSV headers).
 """
 
 from __future__ import annotations
@@ -31,6 +32,16 @@ DURING = frozenset({"fast", "turn"})
 
 ENTRY = ("entry", "launch")
 EXIT = ("exit",)
+
+_BESIDE: Mapping[bool, Mapping[str, tuple[str, float]]] = {
+    False: {
+        "cpu_temp_c": ("cpu_temp_before_mC", 1e3),
+        "battery_temp_c": ("batt_temp_before_dC", 10.0),
+        "mem_available_mib": ("mem_avail_before_kb", 1024.0),
+    },
+    True: {"battery_temp_c": ("batt_temp_after_dC", 10.0), "mem_available_mib": ("mem_avail_after_kb", 1024.0)},
+}
+"""What of a state a sidecar tells, at the start (False) and the end (True): its key, and how many of its unit make one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +110,7 @@ class State:
 
 
 def state_at(record: RunRecord, kinds: Sequence[str], *, last: bool = False) -> State:
-    """The phone's state from the samples of `kinds`, then from the host sample nearest to that end of the run."""
+    """The phone's state from the samples of `kinds`, then the host sample nearest to that end of the run, then a sidecar."""
     chosen = [sample for sample in record.samples if sample.source == "agent" and sample.kind in kinds]
     host = [sample for sample in record.samples if sample.source == "host"]
     if not chosen:
@@ -115,19 +126,26 @@ def state_at(record: RunRecord, kinds: Sequence[str], *, last: bool = False) -> 
     def mib(name: str) -> float | None:
         return next((value for sample in views if (value := sample_mib(sample, name)) is not None), None)
 
+    def temperature(name: str) -> float | None:
+        seen = number(get(name))
+        return seen if seen is not None else beside(record, *_BESIDE[last].get(name, ("", 1.0)))
+
     total, free = mib("mem_swap_total_kib"), mib("mem_swap_free_kib")
+    available = mib("mem_available_kib")
+    if available is None:
+        available = beside(record, *_BESIDE[last]["mem_available_mib"])
     cap = number(get("clock_cap_ratio"))
     refused: dict[str, str] = {}
     for sample in chosen:
         refused.update(sample.refused)
     return State(
         boot_ns=order[0].boot_ns if order else None,
-        cpu_temp_c=number(get("cpu_temp_c")),
+        cpu_temp_c=temperature("cpu_temp_c"),
         clock_cap_ratio=cap,
-        mem_available_mib=mib("mem_available_kib"),
+        mem_available_mib=available,
         swap_used_mib=None if total is None or free is None else total - free,
         battery_pct=number(get("battery_pct")),
-        battery_temp_c=number(get("battery_temp_c")),
+        battery_temp_c=temperature("battery_temp_c"),
         charging=_flag(get("charging")),
         screen_on=_flag(get("screen_on")),
         awake=_flag(get("awake")),
@@ -139,6 +157,18 @@ def state_at(record: RunRecord, kinds: Sequence[str], *, last: bool = False) -> 
         pswpout=number(get("vm_pswpout")),
         refused=refused,
     )
+
+
+def beside(record: RunRecord, key: str, scale: float) -> float | None:
+    """A number of the run's pressure sidecar, divided by `scale`; None without one."""
+    value = number(record.sidecar.get(key))
+    return None if value is None else value / scale
+
+
+def hottest(record: RunRecord) -> float | None:
+    """Highest CPU temperature of the run in °C: its samples', whoever took them, or the sidecar's."""
+    seen = known(sample.values.get("cpu_temp_c") for sample in record.samples if sample.kind != "idle")
+    return max(seen) if seen else beside(record, "cpu_temp_max_mC", 1e3)
 
 
 def _flag(value: Any) -> bool | None:

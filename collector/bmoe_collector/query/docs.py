@@ -166,6 +166,10 @@ def columns_document() -> str:
         "",
         "For `bmoe sql` and any tool that reads the database. yes and no are 1 and 0, JSON is text.",
         "",
+        "Tokens, turns and samples are as their source told them, with one exception: the engine's -1 for unmeasured is NULL. A 0 that",
+        "means `this platform cannot report` is still 0 there, because only a run as a whole tells it from a true one. The derived",
+        "facts, in `v_runs`, have that rule applied: NULL, and `unmeasured` names the groups.",
+        "",
     ]
     for view in views().values():
         lines += [f"### {view.name}", "", view.doc, ""]

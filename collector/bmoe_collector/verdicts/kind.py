@@ -64,20 +64,25 @@ def lossy(case: Case) -> Iterator[Verdict]:
     said: list[str] = []
     if config.drop_cold_frac or cache.experts_dropped:
         rate = "rate not measured" if cache.drop_rate is None else f"{cache.drop_rate:.1%} of routed experts dropped"
-        said.append(f"drop threshold {config.drop_cold_frac or 0:g} × uniform, {rate}")
+        said.append(f"drop threshold {_setting(config.drop_cold_frac)} × uniform, {rate}")
     if config.substitute_lambda or cache.experts_substituted:
         rate = (
             "rate not measured" if cache.substitution_rate is None else f"{cache.substitution_rate:.1%} of slots moved"
         )
-        said.append(f"substitution {config.substitute_lambda or 0:g}, {rate}")
-    if config.route_ahead:
+        said.append(f"substitution {_setting(config.substitute_lambda)}, {rate}")
+    if config.route_ahead or cache.rerouted_early:
         rate = "agreement not measured" if cache.reroute_rate is None else f"{cache.reroute_rate:.1%} of slots rerouted"
-        said.append(f"routing committed {config.route_ahead:g} layers early, {rate}")
+        said.append(f"routing committed early (layers: {_setting(config.route_ahead)}), {rate}")
     own, used = _own_width(case), config.n_expert_used
     if own and used and used < own:
         said.append(f"top-{used} where the model's own is {own}")
     if said:
         yield info("lossy", "; ".join(said))
+
+
+def _setting(value: float | None) -> str:
+    """A setting as it was told; counts can show a policy at work whose setting no source tells."""
+    return f"{value:g}" if value else "not recorded"
 
 
 def _own_width(case: Case) -> int | None:
