@@ -39,6 +39,12 @@ class Played:
         self.folder = folder
         self.phone = phone
 
+    def against(self, copies: Path) -> list[str]:
+        """What the truth says of the database as it is when engines had left other copies."""
+        phone = truth.Phone(self.phone.uuid, copies, {})
+        host = self.folder / "host"
+        return truth.check(SqliteDatabase(host), [phone], ["tiny"], host / "artifacts")
+
     def spoilt(self, name: str, *statements: str) -> list[str]:
         """What the truth says of a copy of the database after some statements."""
         folder = self.folder / name
@@ -48,7 +54,7 @@ class Played:
         with contextlib.closing(sqlite3.connect(database.path)) as connection, connection:
             for statement in statements:
                 assert connection.execute(statement).rowcount > 0, statement
-        return truth.check(database, [self.phone], ["tiny"])
+        return truth.check(database, [self.phone], ["tiny"], self.folder / "host" / "artifacts")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +75,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
         uuid = agent.uuid.hex()
     finally:
         agent.destroy()
-    return Played(folder, truth.Phone(uuid, copies, frozenset()))
+    return Played(folder, truth.Phone(uuid, copies, {}))
 
 
 class TestSpoiltDatabase:
@@ -107,6 +113,28 @@ class TestSpoiltDatabase:
         )
         assert any("twice" in problem for problem in played.spoilt("twice", again))
 
+    def test_a_file_that_is_damaged_or_lacks_rows(self, played):
+        found = played.spoilt("rows", "delete from tokens_csv where at = 7")
+        assert any("150 rows, 149 are stored" in problem for problem in found)
+        named = "(select sha256 from artifacts where kind = 'stdout')"
+        found = played.spoilt("swapped", f"update artifacts set sha256 = {named} where kind = 'metrics'")
+        assert any("that are not those of its name" in problem or "not the same" in problem for problem in found)
+        gone = played.spoilt("gone", "update artifacts set sha256 = '00' || substr(sha256, 3) where kind = 'metrics'")
+        assert any("called stored and cannot be read" in problem for problem in gone)
+
+    def test_a_file_that_an_engine_wrote_otherwise_or_that_nobody_names(self, played):
+        folder = played.folder / "copies-files"
+        shutil.copytree(played.phone.copies, folder)
+        (path,) = folder.glob("*.metrics.csv")
+        text = path.read_bytes()
+        path.write_bytes(text[:-1] + b"?")
+        (problem,) = played.against(folder)
+        assert "metrics.csv has" in problem
+        path.write_bytes(text)
+        path.with_name(path.name.replace("metrics", "route")).write_bytes(b"rows")
+        (problem,) = played.against(folder)
+        assert "route.csv was written and is not named" in problem
+
     def test_a_file_that_never_came_and_a_run_that_is_called_whole(self, played):
         found = played.spoilt("file", "update artifacts set state = 'awaited' where kind = 'metrics'")
         assert any("is awaited" in problem for problem in found)
@@ -118,8 +146,7 @@ class TestSpoiltDatabase:
         shutil.copytree(played.phone.copies, folder)
         for path in folder.glob("*.stdout"):
             path.write_bytes(path.read_bytes().replace(b"BMOE_PROGRESS", b"BMOE_PROGRESs", 1))
-        phone = truth.Phone(played.phone.uuid, folder, frozenset())
-        (problem,) = truth.check(SqliteDatabase(played.folder / "host"), [phone], ["tiny"])
+        (problem,) = played.against(folder)
         assert "they differ from byte" in problem
 
 

@@ -14,6 +14,7 @@ import sqlite3
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,12 @@ class SqliteDatabase:
     def connections(self) -> int:
         """None: a file has no server."""
         return 0
+
+    def lock(self) -> Callable[[], None]:
+        """Hold the only right to write; call what is returned to give it back."""
+        connection = sqlite3.connect(self.path, timeout=60, isolation_level=None)
+        connection.execute("begin immediate")
+        return connection.close
 
     def heal(self) -> None:
         """Nothing was done to it."""
@@ -136,6 +143,17 @@ class PostgresDatabase:
             word = "ro" if on else "rw"
             subprocess.run(["mount", "-o", f"remount,{word}", self.folder], check=True, capture_output=True, timeout=30)
 
+    def fill_disk(self, on: bool) -> None:
+        """Take all the room that its disk has, where the disk is its own; or give it back."""
+        filler = Path(self.folder, "filler")
+        if not on:
+            filler.unlink(missing_ok=True)
+            wait_for(self._answers, "PostgreSQL to answer again", 60)
+        elif self.own_disk:
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(1 << 20) if os.statvfs(self.folder).f_bavail > 512 else bytes(4096))
+
     def heal(self) -> None:
         """Whatever was done to it, let it answer."""
         if self.server.process.poll() is None:
@@ -144,6 +162,15 @@ class PostgresDatabase:
             with contextlib.suppress(subprocess.CalledProcessError):
                 self.disk_read_only(False)
             self.start()
+
+    def _answers(self) -> bool:
+        """Whether it answers; started again when it went down, which it may do a moment after its disk has room again."""
+        if self.server.process.poll() is not None:
+            return self._try_start()
+        with contextlib.suppress(Exception):
+            self.server.execute("postgres", "SELECT 1")
+            return True
+        return False
 
     def close(self) -> None:
         """End it, and give the disk back."""

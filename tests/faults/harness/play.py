@@ -97,8 +97,7 @@ def play(schedule: Schedule, keep: Path | None = None, plant: str = "") -> Resul
 
 def _play(world: World, result: Result) -> None:
     schedule = world.schedule
-    world.collector = world.start_collector()
-    world.collector_wanted = True
+    world.start()
     before = _first_look(world)
     _hand_over(world)
     _faults(world, schedule.steps, result)
@@ -108,8 +107,9 @@ def _play(world: World, result: Result) -> None:
         result.problems.append(f"not drained {DRAIN_S:.0f} s after everything was healed: {_states(world)}")
     result.drained_s = time.monotonic() - healed
     _count(world, result)
-    phones = [truth.Phone(phone.agent.uuid.hex(), phone.copies, frozenset(phone.harmed)) for phone in world.phones]
-    result.problems += truth.check(world.database, phones, [cell.name for cell in schedule.cells])
+    phones = [truth.Phone(phone.agent.uuid.hex(), phone.copies, phone.harmed) for phone in world.phones]
+    cells = [cell.name for cell in schedule.cells]
+    result.problems += truth.check(world.database, phones, cells, world.artifacts)
     result.problems += _leaks(world, before, result)
     result.problems += world.unasked
 
@@ -249,6 +249,8 @@ def _leaks(world: World, before: dict[str, leaks.Held], result: Result) -> list[
     if held_by := world.database.rows("select name, holder from leases where holder <> ''"):
         live = [row for row in held_by if _is_held(world, row["name"])]
         problems += [f"lease left: {row}" for row in live]
+    with contextlib.suppress(AssertionError):  # a backend that was busy notices a moment later that its client has gone
+        wait_for(lambda: not world.database.connections(), "", 10)
     if (clients := world.database.connections()) > 0:
         problems.append(f"{clients} connections to the database left")
     if parts := _parts(world):

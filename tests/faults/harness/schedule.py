@@ -22,7 +22,7 @@ class Kind:
     parts: tuple[str, ...]
     of_phone: bool = True
     long: bool = True
-    needs: str = ""  # "wifi", "small", "postgresql": only there
+    needs: str = ""  # "wifi", "small", "postgresql", "sqlite": only there
 
 
 KINDS: dict[str, Kind] = {
@@ -32,6 +32,7 @@ KINDS: dict[str, Kind] = {
     "collector_second": Kind(2, ("second",), of_phone=False),
     "forwards_removed": Kind(3, ("server",), of_phone=False, long=False),
     "server_kill": Kind(2, ("server",), of_phone=False, long=False),
+    "server_replaced": Kind(2, ("server",), of_phone=False, long=False),
     "server_stop": Kind(1, ("server",), of_phone=False),
     "adbd_kill": Kind(3, ("adbd",)),
     "adbd_stop": Kind(2, ("adbd",)),
@@ -40,6 +41,7 @@ KINDS: dict[str, Kind] = {
     "agent_term": Kind(1, ("agent",)),
     "engine_kill": Kind(2, ("engine",), long=False),
     "engine_stop": Kind(1, ("engine",)),
+    "launcher_kill": Kind(1, ("engine",), long=False),
     "phone_freeze": Kind(3, ("agent", "engine", "adbd")),
     "reboot": Kind(2, ("agent", "engine", "adbd")),
     "tail_torn": Kind(2, ("agent",)),
@@ -47,6 +49,7 @@ KINDS: dict[str, Kind] = {
     "clock_jump": Kind(2, ("clock",), long=False),
     "link_down": Kind(2, ("link",)),
     "wifi_delay": Kind(2, ("link",), needs="wifi"),
+    "wifi_loss": Kind(3, ("link",), needs="wifi"),
     "wifi_stall": Kind(3, ("link",), needs="wifi"),
     "wifi_half": Kind(3, ("link",), needs="wifi"),
     "wifi_cut": Kind(2, ("link",), needs="wifi"),
@@ -56,6 +59,8 @@ KINDS: dict[str, Kind] = {
     "database_restart": Kind(3, ("database",), of_phone=False, needs="postgresql"),
     "database_read_only": Kind(4, ("database",), of_phone=False, needs="postgresql"),
     "database_disk_read_only": Kind(4, ("database",), of_phone=False, needs="postgresql"),
+    "database_disk_full": Kind(3, ("database",), of_phone=False, needs="postgresql"),
+    "database_locked": Kind(2, ("database",), of_phone=False, needs="sqlite"),
 }
 ENGINE_FAULTS = ("kill", "crash", "torn", "noise", "overflow:300000", "half_char", "fatal", "exit:3")
 

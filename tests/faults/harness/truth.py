@@ -1,10 +1,10 @@
 """What a database must hold after a play, held against what the engines themselves wrote elsewhere.
 
-In: the database's rows, the engines' independent copies (BMOE_SIM copy=DIR), what was done to which phone. Out: problems;
-none is the answer wanted. Everything is read from the raw blocks and the copies; of the product's own rows only those are
-used that are being checked.
+In: the database's rows, the stored files, the engines' independent copies (BMOE_SIM copy=DIR), what was done to which phone.
+Out: problems; none is the answer wanted. Everything is read from the raw blocks, the objects and the copies; of the product's
+own rows only those are used that are being checked. Files are looked at in `files`.
 
-What may differ, and only there: a phone whose spool was torn, bit-flipped or full may lack bytes where its run says so; the
+What may differ, and only there: a run whose spool was torn, bit-flipped or full may lack bytes where it says so; the
 copy of an engine that was killed may lack its very last write (the copy is written second); the engine itself loses output
 on a full disk.
 """
@@ -15,15 +15,16 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from bmoe_proto import framing
 from bmoe_proto.v1 import telemetry_pb2 as pb
+from faults.harness import files
+from faults.harness.files import LAST_WRITE, Written
 
-LAST_WRITE = 1 << 16
 LOSSY = {"tail_torn", "tail_flipped", "disk_full"}
 PROGRESS = re.compile(rb"^BMOE_PROGRESS \{.*\}\r?$", re.MULTILINE)
 
@@ -52,19 +53,20 @@ class Phone:
 
     uuid: str
     copies: Path
-    harmed: frozenset[str]
+    harmed: Mapping[str, Set[str]]  # faults by the run that may have lost something to them
 
 
-def check(database: Rows, phones: Sequence[Phone], cells: Iterable[str]) -> list[str]:
+def check(database: Rows, phones: Sequence[Phone], cells: Iterable[str], artifacts: Path) -> list[str]:
     """Everything that must hold."""
     stored = read_raw(database)
     runs = {run["run_id"]: run for run in database.rows("select * from runs")}
-    copies = {run_id: (phone, text) for phone in phones for run_id, text in read_copies(phone.copies).items()}
+    copies = {run_id: written for phone in phones for run_id, written in read_copies(phone.copies).items()}
     problems = [
         f"run {run_id[:8]} was written by an engine and is not stored" for run_id in copies if run_id not in runs
     ]
     of_phone = {phone.uuid: phone for phone in phones}
-    tokens = _counts(database, "tokens_stdout")
+    tokens, rows = _counts(database, "tokens_stdout"), _counts(database, "tokens_csv")
+    named = files.by_run(database.rows("select * from artifacts order by run_no, name"))
     for run_id, run in runs.items():
         name = f"run {run_id[:8]} ({run['cell']}/{run['attempt']})"
         raw = stored.get(run_id, Stored())
@@ -72,12 +74,15 @@ def check(database: Rows, phones: Sequence[Phone], cells: Iterable[str]) -> list
         if phone is None:
             problems.append(f"{name}: of a phone that is not here: {run['agent_uuid']}")
             continue
-        found = [*raw.problems, *_proof(raw, phone), *_ended(run, phone)]
-        found += _stdout(run, raw, copies.get(run_id, (phone, None))[1], phone)
-        found += _tokens(raw, tokens.get(run["run_no"], 0), phone)
+        written, of_run = copies.get(run_id), named.get(run["run_no"], [])
+        harm = phone.harmed.get(run_id, frozenset())
+        lossy, full = bool(harm & LOSSY), "disk_full" in harm
+        found = [*raw.problems, *_proof(raw, lossy), *_ended(run, files.not_written(of_run, written), lossy)]
+        found += _stdout(run, raw, written.stdout if written is not None else None, lossy=lossy, full=full)
+        found += _tokens(raw, tokens.get(run["run_no"], 0), lossy)
+        found += files.check(run, of_run, artifacts, written, rows.get(run["run_no"], 0), lossy=lossy, full=full)
         problems += [f"{name}: {problem}" for problem in found]
     problems += _plan(runs.values(), phones, list(cells))
-    problems += _files(database, of_phone)
     problems += [
         f"{run_id[:8]}: token {at} twice"
         for run_id, at in _twice(database.rows("select run_no as a, at as b from tokens_stdout"))
@@ -143,7 +148,7 @@ def _join(run: Stored, pieces: list[pb.Output]) -> None:
     run.holes = covered.count(0)
 
 
-def read_copies(folder: Path) -> dict[str, bytes]:
+def read_copies(folder: Path) -> dict[str, Written]:
     """What engines wrote, by the run whose directory they worked in."""
     found = {}
     for note in sorted(folder.glob("*.json")):
@@ -151,14 +156,16 @@ def read_copies(folder: Path) -> dict[str, bytes]:
             run_id = Path(json.loads(note.read_text())["cwd"]).parent.name
         except ValueError:
             continue  # killed while it wrote its note: it had said nothing yet
-        found[run_id] = note.with_suffix(".stdout").read_bytes()
+        copies = {path.name.split(".", 1)[1]: path.read_bytes() for path in folder.glob(f"{note.stem}.*")}
+        del copies["json"]
+        found[run_id] = Written(copies.pop("stdout"), copies)
     return found
 
 
-def _proof(raw: Stored, phone: Phone) -> list[str]:
+def _proof(raw: Stored, lossy: bool) -> list[str]:
     """The run's own counts and hashes, made again from the frames that are here."""
     # an end that lay behind damage is said again, with the counts of what is left
-    if len(raw.ended) != 1 and not (raw.ended and phone.harmed & LOSSY):
+    if len(raw.ended) != 1 and not (raw.ended and lossy):
         return [f"{len(raw.ended)} ends in its record"]
     problems = []
     ended, ended_in = max(raw.ended, key=lambda pair: len(pair[0].segments))
@@ -169,7 +176,7 @@ def _proof(raw: Stored, phone: Phone) -> list[str]:
         if len(own) < count.frames:
             problems.append(f"{name}: {len(own)} of {count.frames} frames")
         elif len(own) > count.frames:
-            if not phone.harmed & LOSSY:
+            if not lossy:
                 problems.append(f"{name}: {len(own)} frames, the phone counts {count.frames}")
         elif hashlib.sha256(framing.join_frames(own)).digest() != count.sha256:
             problems.append(f"{name}: the hash of its {count.frames} frames differs")
@@ -178,23 +185,24 @@ def _proof(raw: Stored, phone: Phone) -> list[str]:
     return problems
 
 
-def _ended(run: Mapping[str, Any], phone: Phone) -> list[str]:
+def _ended(run: Mapping[str, Any], excused: set[str], lossy: bool) -> list[str]:
     problems = []
     if not run["ended"] or run["outcome"] == "started":
         problems.append(f"has no end ({run['outcome']})")
-    if not run["complete"] and not phone.harmed & LOSSY:
-        problems.append(f"is not complete: {_json(run['completeness']).get('reasons')}")
+    reasons = set(_json(run["completeness"]).get("reasons", ()))
+    if not run["complete"] and not lossy and (not reasons or reasons - excused):
+        problems.append(f"is not complete: {sorted(reasons)}")
     return problems
 
 
-def _stdout(run: Mapping[str, Any], raw: Stored, copy: bytes | None, phone: Phone) -> list[str]:
+def _stdout(run: Mapping[str, Any], raw: Stored, copy: bytes | None, *, lossy: bool, full: bool) -> list[str]:
     told = not run["complete"]
     if copy is None:
         return [f"{len(raw.stdout)} bytes of stdout that no engine wrote"] if raw.stdout else []
     stdout = bytes(raw.stdout)
     if raw.holes and not told:
         return [f"{raw.holes} bytes of stdout are missing, and the run is called complete"]
-    if "disk_full" in phone.harmed and stdout != copy:
+    if full and stdout != copy:
         # the engine itself could not write all of it
         if not told and run["outcome"] == "ok":
             return [f"stdout has {len(stdout)} of {len(copy)} bytes, and nothing says so"]
@@ -204,7 +212,7 @@ def _stdout(run: Mapping[str, Any], raw: Stored, copy: bytes | None, phone: Phon
             else ["stdout is not what the engine wrote, less what is lost"]
         )
     if raw.holes or (told and len(stdout) < len(copy)):
-        if not phone.harmed & LOSSY:
+        if not lossy:
             return [f"stdout has {len(stdout) - raw.holes} of {len(copy)} bytes"]
         same = all(mine in (0, theirs) for mine, theirs in zip(stdout, copy, strict=False))
         return [] if same else ["stdout differs from what the engine wrote"]
@@ -227,9 +235,9 @@ def _within(part: bytes, whole: bytes) -> bool:
     return True
 
 
-def _tokens(raw: Stored, rows: int, phone: Phone) -> list[str]:
+def _tokens(raw: Stored, rows: int, lossy: bool) -> list[str]:
     lines = len(PROGRESS.findall(bytes(raw.stdout)))
-    if rows == lines or (phone.harmed & LOSSY and rows <= lines):
+    if rows == lines or (lossy and rows <= lines):
         return []
     return [f"{rows} rows of tokens, {lines} progress lines"]
 
@@ -245,20 +253,6 @@ def _plan(runs: Iterable[Mapping[str, Any]], phones: Sequence[Phone], cells: lis
             got = sorted(attempts.get((phone.uuid, cell), []))
             if got != list(range(1, len(got) + 1)) or not got:
                 problems.append(f"phone {phone.uuid[:8]}, {cell}: attempts {got}")
-    return problems
-
-
-def _files(database: Rows, of_phone: Mapping[str, Phone]) -> list[str]:
-    query = (
-        "select r.run_id, r.agent_uuid, a.name, a.state, a.problem from artifacts a "
-        "join runs r on r.run_no = a.run_no where a.state <> 'stored'"
-    )
-    problems = []
-    for row in database.rows(query):
-        harmed = of_phone[row["agent_uuid"]].harmed if row["agent_uuid"] in of_phone else frozenset()
-        if row["state"] == "given_up" and row["problem"] and harmed:
-            continue
-        problems.append(f"run {row['run_id'][:8]}: file {row['name']} is {row['state']} {row['problem'] or ''}")
     return problems
 
 

@@ -7,6 +7,7 @@ What ends by itself is started again after a moment, as a service manager does, 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import shutil
@@ -46,7 +47,8 @@ class FaultPhone(Phone):
             self.serial = f"127.0.0.1:{self.wifi.port}"
         self.own_prefix = list(self.agent.prefix)
         self.boots: list[subprocess.Popen[bytes]] = []
-        self.harmed: set[str] = set()  # faults that may cost a part of its record
+        self.harmed: dict[str, set[str]] = {}  # runs that may have lost a part of their record, and to which faults
+        self.was_full = False
         self.agent_wanted = True
         self.group: Path | None = None
 
@@ -100,6 +102,15 @@ class FaultPhone(Phone):
         found = list((self.agent.home / "spool").glob("*/*.seg"))
         return max(found, key=lambda path: path.stat().st_mtime_ns) if found else None
 
+    def harm(self, run_id: str, fault: str) -> None:
+        """Note that a run may have lost something."""
+        self.harmed.setdefault(run_id, set()).add(fault)
+
+    def harm_all(self, fault: str) -> None:
+        """The same of every run that the phone keeps now."""
+        for path in (self.agent.home / "spool").glob("?" * 32):
+            self.harm(path.name, fault)
+
     def destroy(self) -> None:
         if self.group is not None:
             self.freeze(False)
@@ -128,7 +139,8 @@ class World:
         self.collector: subprocess.Popen[bytes] | None = None
         self.collector_wanted = False
         self.second: subprocess.Popen[bytes] | None = None
-        self.database_harmed_at = -1e9
+        self.database_harmed_from = self.database_harmed_until = -math.inf
+        self._collector_from = 0.0
         self._down_since: dict[str, float] = {}
         self._plant = plant
         self.shelf = Shelf(folder)
@@ -147,12 +159,25 @@ class World:
                 phone.agent.start()
                 phone.connect()
             self.host = Host(folder / "host", self.shelf.env)
-            self.host.env |= {"BMOE_DB": self.database.url, "BMOE_FAULTS_SCALE": str(schedule.scale)}
+            self.artifacts = folder / "artifacts"
+            self.host.env |= {"BMOE_DB": self.database.url, "BMOE_ARTIFACTS": str(self.artifacts)}
+            self.host.env |= {"BMOE_FAULTS_SCALE": str(schedule.scale)}
             for phone in self.phones:
                 self.host.pair(phone.agent, phone.serial)
         except BaseException:
             self.close()
             raise
+
+    def start(self) -> None:
+        """Start the collector, to be kept running."""
+        self.collector = self.start_collector()
+        self._collector_from = time.monotonic()
+        self.collector_wanted = True
+
+    def _could_not_start(self) -> bool:
+        """Whether the collector that ended had found no database; one that had begun its work goes on without."""
+        began = self._collector_from
+        return self.database_harmed_from - 10 < began < self.database_harmed_until + 5
 
     def start_collector(self) -> subprocess.Popen[bytes]:
         """`bmoe collect`, its timers scaled."""
@@ -180,14 +205,14 @@ class World:
         """Start again what ended by itself."""
         if self.collector_wanted and self.collector is not None and self.collector.poll() is not None:
             code = self.collector.returncode
-            if time.monotonic() - self.database_harmed_at > 10 and "collector" not in self._down_since:
+            if not self._could_not_start() and "collector" not in self._down_since:
                 self.unasked.append(f"the collector ended by itself with {code}: {self.log_tail()}")
             if self._again("collector"):
-                self.collector = self.start_collector()
+                self.start()
         for phone in self.phones:
             process, name = phone.agent.process, f"agent {phone.number}"
             if phone.agent_wanted and process is not None and process.poll() is not None:
-                if name not in self._down_since and "disk_full" not in phone.harmed:
+                if name not in self._down_since and not phone.was_full:
                     text = phone.agent.log_text()[-600:]
                     self.unasked.append(f"the agent of phone {phone.number} ended with {process.returncode}: {text}")
                 if self._again(name):
