@@ -225,7 +225,7 @@ class Drainer(threading.Thread):
         self._busy = True
         try:
             with self._writing:
-                self._ingestor.seen(status.device)
+                self._ingestor.seen(status)
                 self._ingestor.catch_up(self.uuid)
         finally:
             self._heard = time.monotonic()

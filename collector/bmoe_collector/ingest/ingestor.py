@@ -311,12 +311,12 @@ class Ingestor:
             finish.judge(self.store, run_ids)
         return run_ids
 
-    def seen(self, device: pb.DeviceFacts) -> None:
+    def seen(self, status: pb.StatusReply) -> None:
         """Remember a phone's facts as it told them in `Status`."""
-        from bmoe_collector.ingest.record import put_device
+        from bmoe_collector.ingest.record import offers_of, put_device
 
         with self.store.write() as connection:
-            put_device(connection, device)
+            put_device(connection, status.device, offers_of(status))
 
 
 def _file_rows(connection: Connection, run_no: int) -> bool:

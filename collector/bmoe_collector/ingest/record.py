@@ -102,11 +102,29 @@ def put_labels(
             connection.execute(update(LABELS).where(*here).values(value=value, source=source))
 
 
-def put_device(connection: Connection, device: pb.DeviceFacts) -> None:
-    """A phone's facts, as it told them last."""
+def put_device(connection: Connection, device: pb.DeviceFacts, offers: dict[str, Any] | None = None) -> None:
+    """A phone's facts, as it told them last. `offers`: what can be run there, when it told that too; else what it told before."""
     uuid = device.agent_uuid.hex()
     now = wall_ns()
+    known = connection.execute(select(DEVICES.c.facts).where(DEVICES.c.agent_uuid == uuid)).scalar() or {}
     facts = plain(told.message(device))
+    if offers := offers or known.get("offers"):
+        facts["offers"] = offers
     values = {"facts": facts, "model": told.device_model(device), "last_seen_wall_ns": now}
     if not connection.execute(update(DEVICES).where(DEVICES.c.agent_uuid == uuid).values(**values)).rowcount:
         insert_new(connection, DEVICES, {"agent_uuid": uuid, "first_seen_wall_ns": now, **values})
+
+
+def offers_of(status: pb.StatusReply) -> dict[str, Any] | None:
+    """What can be run on a phone and what it can sense; None while it measures, when it does not look."""
+    if not status.models and not status.gates:
+        return None
+    kept = pb.StatusReply(
+        engines=status.engines,
+        models=status.models,
+        gates=status.gates,
+        unreadable=status.unreadable,
+        engine_facts=status.engine_facts,
+        free_bytes=status.free_bytes,
+    )
+    return {"status": plain(told.message(kept)), "wall_ns": wall_ns()}
