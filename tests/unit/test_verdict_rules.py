@@ -107,6 +107,7 @@ CASES = [
     ("big_cores_excluded", "warn", entry(cpus_allowed="0-3")),
     ("foreign_load", "warn", host(sample("fast", 5, "host", foreign_cpu_share=0.4, foreign_process="chrome"))),
     ("foreign_load", "warn", clean(notes=(NoteRecord(5, "foreign_load", "", {"share": 0.2, "process": "x"}),))),
+    ("foreign_load", "warn", clean(notes=(NoteRecord(0, "foreign_engine", "", {"pid": 4711, "cwd": "/"}),))),
     ("not_awake", "warn", host(sample("fast", 1, "host", wakefulness="Dozing", awake=False))),
     ("not_awake", "warn", host(sample("exit", 61, "host", doze="IDLE", awake=True))),
     ("not_awake", "warn", clean(observer={"max_timer_slip_ms": 4000.0})),
@@ -161,6 +162,7 @@ CLEAR = [
     ("incomplete", clean(csv=rows(200), turns=(turn(tokens=200, summary=summary(tokens=200)),))),  # ended by itself
     ("incomplete", session(turn(0), turn(None, summary={}, error={"fatal": False, "msg": "prompt too long"}))),
     ("incomplete", session(turn(0, cancelled=True, request={"cancel_after_tokens": 20}))),
+    ("incomplete", session(turn(0, cancelled=True, tokens=0, summary={}, request={"cancel_after_ms": 0}))),
     (
         "incomplete",
         session(
@@ -202,6 +204,8 @@ def test_the_rule_leaves_it_alone(code, record):
 
 
 def test_evidence_has_the_numbers():
+    heated = replace(entry(cpu_temp_c=60.0), gates=(gate("cpu_temp_c", 45, 44.0),), run=run(asked={"preheat_s": 300}))
+    assert "cpu_temp_c 60 against the gate's 45 (the plan asked for a pre-heat of 300 s)" in evidence(heated, "throttled_entry")
     assert "85.0%" not in evidence(short(), "short_run")
     assert "100 generated tokens" in evidence(short(), "short_run")
     lossy = replace(with_preamble(drop_cold_frac=0.5), turns=ended(experts_routed=100, experts_dropped=25).turns)

@@ -64,7 +64,10 @@ def throttled_entry(case: Case) -> Iterator[Verdict]:
             whose = "the phone's cold record" if name in cold or name == "speed_probe_ratio" else "an uncapped clock's"
             said.append(f"{name} {seen:g} against {whose} {bound:g}")
     if said:
-        yield warn("throttled_entry", "at entry " + "; ".join(said))
+        asked = case.record.run.get("asked")
+        preheat_s = number(asked.get("preheat_s")) if isinstance(asked, Mapping) else None
+        why = f" (the plan asked for a pre-heat of {preheat_s:g} s)" if preheat_s else ""
+        yield warn("throttled_entry", "at entry " + "; ".join(said) + why)
 
 
 def _worst(gate: GateRecord, at_entry: float | None, higher: bool) -> tuple[float | None, float]:
@@ -153,8 +156,12 @@ def foreign_load(case: Case) -> Iterator[Verdict]:
     """Another process took a tenth of a core or more during the cell.
 
     The host probe's samples say so as `foreign_cpu_share` (of one core, the busiest other process since the sample
-    before) with `foreign_process`; or a note `foreign_load` with the facts `share` and `process`.
+    before) with `foreign_process`; or a note `foreign_load` with the facts `share` and `process`. An engine that somebody else
+    started (the agent's note `foreign_engine`) is other load too, whatever it took: one engine is measured alone.
     """
+    engines = [note.facts.get("pid") for note in case.record.notes if note.code == "foreign_engine"]
+    if engines:
+        yield warn("foreign_load", f"an engine ran that the agent had not started (pid {', '.join(map(str, engines))})")
     seen: list[tuple[float, str]] = []
     for sample in case.record.samples:
         share = number(sample.values.get("foreign_cpu_share"))

@@ -130,7 +130,8 @@ def _asked(case: Case, turn: TurnRecord) -> int | None:
 
 
 def _cancel_was_asked(request: Mapping[str, Any]) -> bool:
-    return bool(request.get("cancel_after_ms") or request.get("cancel_after_tokens"))
+    """After 0 tokens or milliseconds too: as soon as it has begun."""
+    return request.get("cancel_after_ms") is not None or request.get("cancel_after_tokens") is not None
 
 
 def _holes(case: Case) -> Iterator[str]:
