@@ -66,18 +66,17 @@ def test_models_and_prompts_multiply_cells_and_name_them(tmp_path):
 
 
 @given(
-    st.integers(1, 6),
-    st.integers(1, 8),
+    st.lists(st.integers(1, 8), min_size=1, max_size=6),
     st.sampled_from(["listed", "interleaved", "abba", "reversed", "random"]),
     st.integers(1, 99),
 )
 @settings(deadline=None)
-def test_every_order_runs_each_repeat_once_and_blocks_hold_neighbours(cells, repeats, order, seed):
-    made = places(cells, repeats, order, seed)
+def test_every_order_runs_each_repeat_once_and_blocks_hold_neighbours(repeats, order, seed):
+    made = places(repeats, order, seed)
     assert Counter((place.cell, place.repeat) for place in made) == Counter(
-        (c, r) for c in range(cells) for r in range(repeats)
+        (cell, repeat) for cell, count in enumerate(repeats) for repeat in range(count)
     )
-    assert made == places(cells, repeats, order, seed)
+    assert made == places(repeats, order, seed)
     by_block = defaultdict(list)
     for at, place in enumerate(made):
         by_block[place.block].append(at)
@@ -88,9 +87,34 @@ def test_every_order_runs_each_repeat_once_and_blocks_hold_neighbours(cells, rep
 
 
 def test_reversed_and_abba_turn_every_second_round():
-    assert [place.cell for place in places(2, 4, "reversed")] == [0, 1, 1, 0, 0, 1, 1, 0]
-    assert [place.block for place in places(2, 4, "reversed")] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert [place.block for place in places(2, 4, "abba")] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [place.cell for place in places([4, 4], "reversed")] == [0, 1, 1, 0, 0, 1, 1, 0]
+    assert [place.block for place in places([4, 4], "reversed")] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [place.block for place in places([4, 4], "abba")] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_a_cell_may_run_more_or_less_often_than_the_plan_says():
+    text = """
+model = "m.gguf"
+prompt = "hi"
+repeats = 6
+order = "abba"
+[[cells]]
+name = "a"
+flags = ["--moe-stream"]
+[[cells]]
+name = "b"
+repeats = 2
+"""
+    document, plan = plan_of(text)
+    assert Counter(cell.name for cell in plan.cells) == {"a": 6, "b": 2}
+    assert {cell.block for cell in plan.cells if cell.name == "b"} == {0}
+    found = check(document, plan)
+    assert found.errors == ()
+    assert any("1 pairs a contrast cannot resolve" in warning for warning in found.warnings)
+    odd = plan_of(text.replace("repeats = 2", "repeats = 3"))
+    assert any("even number of repeats, not 3" in error for error in check(*odd).errors)
+    with pytest.raises(UserError, match="repeats"):
+        plan_of(text.replace("repeats = 2", "repeats = 0"))
 
 
 def test_a_session_cell_carries_its_turns():

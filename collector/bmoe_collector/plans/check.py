@@ -236,10 +236,10 @@ def _unlike(document: Document, kinds: Mapping[str, pb.Cell]) -> list[str]:
 
 
 def _order(document: Document, plan: pb.Plan) -> list[str]:
-    repeats = document.get("repeats", 1)
     errors = []
-    if plan.order == "abba" and repeats % 2:
-        errors.append(f'order = "abba" needs an even number of repeats, not {repeats}')
+    odd = {count for count in Counter(cell.name for cell in plan.cells).values() if count % 2}
+    if plan.order == "abba" and odd:
+        errors.append(f'order = "abba" needs an even number of repeats, not {", ".join(map(str, sorted(odd)))}')
     if plan.order == "random" and not document.get("seed"):
         errors.append('order = "random" needs a seed above 0, so that the order can be made again')
     if len(plan.cells) > 10_000:
@@ -253,7 +253,8 @@ def _resolution(document: Document, plan: pb.Plan, kinds: Mapping[str, pb.Cell])
         return []
     if len({(cell.model, cell.engine, *cell.flags, cell.prompt, cell.preheat_s) for cell in measured}) == 1:
         return []  # the same thing twice, as in the community's protocol: there is no setting to resolve
-    repeats = document.get("repeats", 1)
+    # A contrast has as many pairs as the cell that runs least often.
+    repeats = min(Counter(cell.name for cell in plan.cells if not cell.unmeasured).values())
     if plan.order == "listed":
         return [
             'order = "listed": order and setting cannot be told apart; interleaved, reversed or abba can be compared in pairs'

@@ -4,7 +4,7 @@ Top level: `name`, `engine`, `model` or `models`, `prompt`, `prompt_file` or `pr
 (`listed`, `interleaved`, `abba`, `reversed`, `random`), `seed`, `artifacts`, `retries`, `traced`, `allow_unknown_flags`,
 `send_during_cells`, `environment`, and the tables `[labels]`, `[matrix]` (flag = list of values; true and false switch a flag on
 and off), `[[cells]]`, `[[gates]]`, `[watchdog]`, `[limits]`, `[sampling]`, `[prepare]`, `[question]`. What stands at the top level holds
-for every cell. Of a cell's own keys `gates` take the place of the plan's (an empty list: none), those of its `watchdog`, `labels` and
+for every cell. Of a cell's own keys `repeats` and `gates` take the place of the plan's (an empty list: none), those of its `watchdog`, `labels` and
 `environment` stand over the plan's one by one, and its `flags` are added. Prompt files are read here, from beside the plan. An unknown
 key is an error, since a misspelt gate is a gate that is not there.
 """
@@ -35,7 +35,7 @@ _TOP: Mapping[str, Any] = {
 _CELL: Mapping[str, Any] = {
     "name": str, "engine": str, "model": str, "prompt": str, "prompt_file": str, "flags": list, "n_predict": int, "turns": list,
     "labels": dict, "artifacts": list, "traced": bool, "unmeasured": bool, "preheat_s": _NUMBER, "retries": int,
-    "allow_unknown_flags": bool, "environment": dict, "gates": list, "watchdog": dict,
+    "allow_unknown_flags": bool, "environment": dict, "gates": list, "watchdog": dict, "repeats": int,
 }  # fmt: skip
 _TURN: Mapping[str, Any] = {
     "kind": str, "prompt": str, "prompt_file": str, "n_predict": int, "think": bool, "clear_kv": bool, "idle_s": _NUMBER,
@@ -236,7 +236,9 @@ class _Reader:
         self.words(cell.get("flags", []), f"{place}: flags")
         self.pairs(cell.get("labels", {}), f"{place}: labels")
         self.pairs(cell.get("environment", {}), f"{place}: environment")
-        self.positive(cell, place, "n_predict")
+        self.positive(cell, place, "n_predict", "repeats")
+        if cell.get("repeats", 1) > 1000:
+            self.fail(f"{place}: repeats: at most 1000")
         self.table(cell.get("watchdog", {}), _WATCHDOG, f"{place}: watchdog")
         found = dict(cell)
         if "gates" in cell:

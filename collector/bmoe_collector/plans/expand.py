@@ -36,7 +36,7 @@ UNITS = {
 def expand(document: Document, plan_id: str | None = None) -> pb.Plan:
     """The wire's plan: every cell times its repeats in the order asked, with everything the phone needs."""
     order, seed = document.get("order", "interleaved"), document.get("seed", 0)
-    kinds = list(_kinds(document))
+    kinds, repeats = zip(*_kinds(document), strict=True)
     plan = pb.Plan(
         plan_id=plan_id or secrets.token_hex(16),
         name=document.name,
@@ -49,15 +49,15 @@ def expand(document: Document, plan_id: str | None = None) -> pb.Plan:
         send_during_cells=document.get("send_during_cells", False),
         submitted_wall_ns=time.time_ns(),
     )
-    for index, place in enumerate(places(len(kinds), document.get("repeats", 1), order, seed)):
+    for index, place in enumerate(places(repeats, order, seed)):
         cell = plan.cells.add()
         cell.CopyFrom(kinds[place.cell])
         cell.index, cell.repeat, cell.block = index, place.repeat, place.block
     return plan
 
 
-def _kinds(document: Document) -> Iterator[pb.Cell]:
-    """Every distinct cell once: the matrix, then the listed ones, for every model and prompt."""
+def _kinds(document: Document) -> Iterator[tuple[pb.Cell, int]]:
+    """Every distinct cell with its repeats: the matrix, then the listed ones, for every model and prompt."""
     models = list(document.get("models") or [document.get("model", "")])
     prompts = list(document.prompts) or [""]
     listed: list[Mapping[str, Any]] = [*_matrix(document), *document.cells]
@@ -73,7 +73,8 @@ def _kinds(document: Document) -> Iterator[pb.Cell]:
                 suffix += f" #{number + 1}" if len(prompts) > 1 and not own else ""
                 if len(models) > 1 and cell.get("model") and model != models[0]:
                     continue
-                yield _cell(document, cell, model, prompt, suffix)
+                repeats = int(cell.get("repeats") or document.get("repeats", 1))
+                yield _cell(document, cell, model, prompt, suffix), repeats
 
 
 def _matrix(document: Document) -> Iterator[Mapping[str, Any]]:

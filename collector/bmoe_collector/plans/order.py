@@ -25,17 +25,23 @@ class Place:
     block: int
 
 
-def places(cells: int, repeats: int, order: str, seed: int = 0) -> list[Place]:
-    """Every run in its order; each (cell, repeat) exactly once.
+def places(repeats: Sequence[int], order: str, seed: int = 0) -> list[Place]:
+    """Every run in its order; each (cell, repeat) exactly once. `repeats` has how often each cell runs.
+
+    A cell that runs less often than others is missing from the last rounds.
 
     Raises:
         ValueError: an order nobody knows.
     """
     if order == "listed":
-        return [Place(cell, repeat, cell * repeats + repeat) for cell in range(cells) for repeat in range(repeats)]
-    rounds = [_round(cells, repeat, order, seed) for repeat in range(repeats)]
-    blocks = [repeat // 2 if order == "abba" else repeat for repeat in range(repeats)]
-    return [Place(cell, repeat, blocks[repeat]) for repeat in range(repeats) for cell in rounds[repeat]]
+        runs = [(cell, repeat) for cell, count in enumerate(repeats) for repeat in range(count)]
+        return [Place(cell, repeat, at) for at, (cell, repeat) in enumerate(runs)]
+    return [
+        Place(cell, repeat, repeat // 2 if order == "abba" else repeat)
+        for repeat in range(max(repeats, default=0))
+        for cell in _round(len(repeats), repeat, order, seed)
+        if repeat < repeats[cell]
+    ]
 
 
 def _round(cells: int, repeat: int, order: str, seed: int) -> Sequence[int]:

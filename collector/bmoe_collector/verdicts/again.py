@@ -51,6 +51,9 @@ def plan_again(runs: Sequence[Mapping[str, Any]], plan_texts: Mapping[str, str],
     top: dict[str, Any] = {"name": f"{' and '.join(names) or 'contaminated runs'} again"[:120]}
     top |= {key: source[key] for key in KEPT if key in source}
     top |= {"order": "interleaved", "repeats": max(counts.values())}
+    for name, cell in cells.items():
+        if counts[name] != top["repeats"]:
+            cell["repeats"] = counts[name]
     if any(set(cell.get("artifacts", ())) - {"metrics"} for cell in cells.values()):
         top["traced"] = True
     lines = ["# Cells that were judged contaminated, to be run again. Check it with `bmoe plan check`.", *_pairs(top)]
