@@ -103,6 +103,16 @@ def test_another_folder_is_another_campaign(bmoe, tmp_path):
     assert not any(contaminated(bmoe).values())
 
 
+def test_a_sidecar_beside_a_file_says_which_run_entered_hot(bmoe, tmp_path):
+    place = folder(tmp_path, a=metrics(8, 50.0), b=metrics(8, 51.0), c=metrics(8, 52.0))
+    for name, heat in (("a", 35000), ("b", 36000), ("c", 52000)):
+        (place / f"{name}.metrics").write_text(f"peak_rss_kb=4000000\ncpu_temp_before_mC={heat}\ncpu_temp_max_mC=\n")
+    ids = imported(bmoe, place)
+    assert contaminated(bmoe) == {ids["a"]: False, ids["b"]: False, ids["c"]: True}
+    [again] = bmoe("judge", ids["c"])
+    assert "entered at 52 °C" in again["rerun"][0]["why"]
+
+
 def test_judging_again_from_the_record_gives_the_same(bmoe, tmp_path, store_url):
     imported(bmoe, folder(tmp_path, k8=metrics(8, 50.0), k6=metrics(6, 62.0), hot=metrics(8, 50.0, majflt=200)))
 

@@ -156,6 +156,9 @@ def test_every_code_of_the_table_has_a_case():
     assert {case[0] for case in CASES} | {"contaminated"} == set(CODES)
 
 
+GAPPED = {"complete": False, "reasons": ["1 gaps in the record"]}
+GAP = NoteRecord(5, "gap", "the disk is full", {"what": "samples", "declared": True, "frames": 9})
+LOST_OUTPUT = NoteRecord(5, "gap", "the disk is full", {"what": "output", "declared": True, "frames": 9})
 CLEAR = [
     # what must not be taken for it
     ("instrumented", with_argv("-p", "--route-trace")),
@@ -179,6 +182,8 @@ CLEAR = [
     ("not_awake", host(sample("fast", 5, "host", wakefulness="Awake", awake=True, doze="ACTIVE"))),
     ("dense_refaulting", clean(csv=rows(majflt=[2000] * 30 + [1] * 226, wall_ms=[900.0] * 30 + [100.0] * 226))),
     ("dense_refaulting", clean(csv=rows(majflt=9))),
+    ("dense_refaulting", clean(csv=rows(16, majflt=[900] * 6 + [1] * 10), turns=(turn(tokens=16, summary=summary(tokens=16)),))),
+    ("incomplete", clean(completeness=GAPPED, notes=(GAP,))),
     (
         "reclaimed",
         clean(
@@ -203,9 +208,33 @@ def test_the_rule_leaves_it_alone(code, record):
     assert code not in codes(record)
 
 
+@pytest.mark.parametrize(
+    ("completeness", "notes"),
+    [
+        (GAPPED, ()),
+        (GAPPED, (GAP, replace(GAP, facts={**GAP.facts, "declared": False}))),
+        (GAPPED, (GAP, LOST_OUTPUT)),
+        ({**GAPPED, "reasons": ["1 gaps in the record", "stdout: 10 bytes are here, the engine wrote 20"]}, (GAP,)),
+    ],
+)
+def test_a_gap_nobody_declared_and_lost_output_leave_a_run_incomplete(completeness, notes):
+    assert codes(clean(completeness=completeness, notes=notes))["incomplete"] == "fail"
+
+
+def test_faults_of_a_first_turns_head_are_not_those_of_the_session():
+    turns = [rows(12, 0, majflt=[900] * 5 + [2] * 7), *(rows(12, at, majflt=2) for at in range(1, 4))]
+    columns = {name: [value for each in turns for value in each.columns[name]] for name in turns[0].columns}
+    ends = tuple(turn(at, tokens=12, summary=summary(tokens=12)) for at in range(4))
+    assert "dense_refaulting" not in codes(session(*ends, csv=Rows(columns)))
+    columns["majflt"] = [2] * 12 + [300] * 36
+    assert codes(session(*ends, csv=Rows(columns)))["dense_refaulting"] == "warn"
+
+
 def test_evidence_has_the_numbers():
     heated = replace(entry(cpu_temp_c=60.0), gates=(gate("cpu_temp_c", 45, 44.0),), run=run(asked={"preheat_s": 300}))
-    assert "cpu_temp_c 60 against the gate's 45 (the plan asked for a pre-heat of 300 s)" in evidence(heated, "throttled_entry")
+    assert "cpu_temp_c 60 against the gate's 45 (the plan asked for a pre-heat of 300 s)" in evidence(
+        heated, "throttled_entry"
+    )
     assert "85.0%" not in evidence(short(), "short_run")
     assert "100 generated tokens" in evidence(short(), "short_run")
     lossy = replace(with_preamble(drop_cold_frac=0.5), turns=ended(experts_routed=100, experts_dropped=25).turns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from bmoe_collector.meaning.derive import Derived
 from bmoe_collector.meaning.memory import DURING, sample_mib
 from bmoe_collector.meaning.numbers import known, mean, number
 from bmoe_collector.verdicts.rule import Case, Rule, Verdict, warn
@@ -16,9 +17,9 @@ FALL = 0.10
 def dense_refaulting(case: Case) -> Iterator[Verdict]:
     """Hundreds of major faults per token after warm-up: dense weights are being re-read from flash."""
     derived = case.derived
-    warm = derived.steady.warmup_tokens or 0
+    warm = _head(derived)
     rate = mean(derived.rows.get("majflt")[warm:]) if "majflt" in derived.rows.columns else None
-    after = f" after {warm} warm-up tokens" if warm else ""
+    after = f" after the first {warm} tokens" if warm else ""
     source = "the token rows"
     if rate is None:
         rate, after, source = derived.cache.majflt_tok, "", "the end record"
@@ -26,6 +27,17 @@ def dense_refaulting(case: Case) -> Iterator[Verdict]:
         rate, source = _faults_by_samples(case), "the agent's samples of the engine"
     if rate is not None and rate >= REFAULTS_TOK:
         yield warn("dense_refaulting", f"{rate:.0f} major faults per token{after} ({source})")
+
+
+def _head(derived: Derived) -> int:
+    """Tokens at the start that may be warm-up: the one found in the first generation; where none can be told, its half."""
+    if not derived.turns:
+        return len(derived.rows) // 2
+    first = derived.turns[0]
+    if first.steady.found:
+        return first.steady.warmup_tokens or 0
+    own = len(derived.rows) if len(derived.turns) == 1 else derived.rows.get("turn").count(first.turn.turn)
+    return own // 2
 
 
 def _window(case: Case) -> tuple[int, int] | None:

@@ -15,6 +15,7 @@ from bmoe_collector.verdicts.rule import Case, Rule, Verdict, fail, warn
 FEWEST_TOKENS = 256
 """The community protocol's length; shorter runs time the cold head."""
 
+_GAPS = re.compile(r"\d+ gaps in the record")
 _FAILED_READS = re.compile(r"(\d+) FAILED reads")
 _TRACE_KINDS = frozenset({"route", "compute", "compute_layers", "io"})
 _ENDED = frozenset({"done", "decided", "rejected"})
@@ -137,8 +138,11 @@ def _cancel_was_asked(request: Mapping[str, Any]) -> bool:
 def _holes(case: Case) -> Iterator[str]:
     record = case.record
     if record.completeness.get("complete") is False:
-        reasons = [str(reason) for reason in record.completeness.get("reasons") or ()]
-        yield from reasons or ["the record has gaps"]
+        reasons = [str(reason) for reason in record.completeness.get("reasons") or ()] or ["the record has gaps"]
+        # What the phone declared to have given up, its own samples for want of room, is accounted for; output is not.
+        gaps = [note.facts for note in record.notes if note.code == "gap"]
+        declared = bool(gaps) and all(gap.get("declared") and gap.get("what") != "output" for gap in gaps)
+        yield from (reason for reason in reasons if not (declared and _GAPS.fullmatch(reason)))
     rows = len(case.derived.rows)
     told = total(turn.tokens for turn in record.turns if turn.turn is not None and turn.decide is None)
     if rows and told is not None and rows < told:
