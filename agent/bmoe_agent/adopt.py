@@ -46,6 +46,7 @@ class Record:
     cancelled: bool = False
     agent_failed: bool = False
     not_launched: str = ""
+    observer: pb.ObserverCost | None = None
 
     def take(self, frame: pb.Frame) -> None:
         """Learn from one frame."""
@@ -65,6 +66,8 @@ class Record:
             self.turns.append(frame.turn)
         elif what == "watchdog":
             self.watchdog = frame.watchdog
+        elif what == "observer":
+            self.observer = frame.observer
         elif what == "gate":
             gave_up = frame.gate.state in {"gave_up", "unreadable"} and frame.gate.policy != "run-flagged"
             self.gate = frame.gate if gave_up else self.gate
@@ -149,7 +152,7 @@ def _restored(
         writer=writer,
         directory=context.run_directory(summary.run_id),
         cancelled=cancelled,
-        observer=Observer(),
+        observer=Observer(carried=record.observer),
         sampling=effective_sampling(started.sampling),
         command=recorded_command(started.cell, list(started.argv)),
         watchdog=record.watchdog,

@@ -320,6 +320,7 @@ def _launch(live: Live, environment: dict[str, str], model: Path | None) -> None
     if live.command.session:
         live.session = Session(live.command.turns)
     context.set_now(state="loading")
+    live.observer = Observer()
     looked = context.clock.boot_ns()
     try:
         launched = launch.launch(live.command.argv, environment, live.directory, session=live.command.session)

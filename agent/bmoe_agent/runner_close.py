@@ -34,13 +34,14 @@ def close(live: Live) -> Ended:
     if live.session is not None and live.launched:
         for report in live.session.abandon("the engine ended"):
             live.record_turn(report)
+    cost = live.observer.cost(live.sampler)  # before files are hashed, which is no watching
     live.disk_full = live.disk_full or context.free_bytes() < _FULL_BYTES or live.writer.given_up > 0
     _look_for_a_killer(live)
     facts = end_facts(live)
     outcome = decide(facts)
     ended = _message(live, facts, outcome)
     ended.artifacts.extend(artifacts(live, complete=outcome.outcome == "ok"))
-    ended.observer.CopyFrom(live.observer.cost(live.sampler))
+    ended.observer.CopyFrom(cost)
     ended.clock.CopyFrom(context.clock.pair())
     live.writer.end(ended, context.clock.boot_ns())
     # The record is complete and durable (or says in a gap what is missing): what the streams' files held is in it, and

@@ -196,11 +196,10 @@ def test_wake_lock_and_preheat_are_on_record(phone: Agent, tmp_path: Path) -> No
         (tools / name).write_text(f"#!/bin/sh\necho {name} >>{tmp_path}/said\n")
         (tools / name).chmod(0o755)
     phone.env["PATH"] = f"{tools}:{phone.env['PATH']}"
-    frames = run_plan(phone, plan([cell("warm", preheat_s=0.5, stop_apps=["com.example.game"]), cell("same")]))[
-        "warm/1"
-    ]
+    frames = run_plan(phone, plan([cell("warm", preheat_s=2, stop_apps=["com.example.game"]), cell("same")]))["warm/1"]
     notes = {note.code: json.loads(note.facts_json or "{}") for note in of(frames, "note")}
-    assert notes["preheat"]["s"] >= 0.5
+    assert notes["preheat"]["s"] >= 2
+    assert end(frames).observer.cpu_ns < 500_000_000  # what heated the phone is not what watching cost
     assert notes["stop_apps"] == {"asked": ["com.example.game"], "done": False}
     assert "wake_lock" not in notes
     assert (tmp_path / "said").read_text().split() == ["termux-wake-lock", "termux-wake-unlock"]

@@ -133,3 +133,13 @@ def test_the_observer_counts_itself(tmp_path):
         cost = observer.cost(sampler)
     assert (cost.cpu_ns, cost.samples, cost.max_timer_slip_ns) == (4_000, 1, 3_000_000_000)
     assert cost.sampling_ns > 0
+
+
+def test_what_an_agent_before_had_cost_is_not_forgotten():
+    before = pb.ObserverCost(cpu_ns=7_000, wakeups=3, samples=9, sampling_ns=5, max_timer_slip_ns=2_000_000_000)
+    cpu = iter([1_000, 5_000])
+    observer = Observer(cpu_ns=lambda: next(cpu), carried=before)
+    observer.slept(250_000_000, 260_000_000)
+    cost = observer.cost()
+    assert (cost.cpu_ns, cost.samples, cost.max_timer_slip_ns) == (11_000, 9, 2_000_000_000)
+    assert cost.wakeups >= 3

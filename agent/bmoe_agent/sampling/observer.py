@@ -1,7 +1,8 @@
 """What the agent itself costs (law 6): its CPU, switches, storage I/O and how late its own timers fire.
 
-In: nothing but this process's own counters. Out: `ObserverCost` since the run started. A late timer is the only sign an app
-gets of having been frozen or of a dozing phone, so the largest slip is kept.
+In: nothing but this process's own counters. Out: `ObserverCost` since the engine was launched: what gates and a pre-heat took
+before it is not watching. A late timer is the only sign an app gets of having been frozen or of a dozing phone, so the largest
+slip is kept.
 """
 
 from __future__ import annotations
@@ -18,9 +19,15 @@ from bmoe_agent.sampling.sampler import Sampler
 
 
 class Observer:
-    """Counts from its construction on."""
+    """Counts from its construction on, with what an agent before this one had `carried` to its last word."""
 
-    def __init__(self, roots: Roots | None = None, cpu_ns: Callable[[], int] = time.process_time_ns) -> None:
+    def __init__(
+        self,
+        roots: Roots | None = None,
+        cpu_ns: Callable[[], int] = time.process_time_ns,
+        carried: pb.ObserverCost | None = None,
+    ) -> None:
+        self._carried = carried or pb.ObserverCost()
         self._node = "proc/self/io"
         # Its own cost is always this machine's, whatever tree the sensors look at.
         self._roots = Roots() if roots is None or roots.substituted else roots
@@ -37,15 +44,16 @@ class Observer:
     def cost(self, sampler: Sampler | None = None) -> pb.ObserverCost:
         """The cost so far, the sampler's counts with it when there is one."""
         now = [max(0, here - there) for here, there in zip(self._counts(), self._began, strict=True)]
+        before = self._carried
         return pb.ObserverCost(
-            cpu_ns=now[0],
-            wakeups=now[1],
-            preemptions=now[2],
-            read_bytes=now[3],
-            write_bytes=now[4],
-            max_timer_slip_ns=self._max_slip_ns,
-            samples=sampler.samples if sampler else 0,
-            sampling_ns=sampler.sampling_ns if sampler else 0,
+            cpu_ns=before.cpu_ns + now[0],
+            wakeups=before.wakeups + now[1],
+            preemptions=before.preemptions + now[2],
+            read_bytes=before.read_bytes + now[3],
+            write_bytes=before.write_bytes + now[4],
+            max_timer_slip_ns=max(before.max_timer_slip_ns, self._max_slip_ns),
+            samples=before.samples + (sampler.samples if sampler else 0),
+            sampling_ns=before.sampling_ns + (sampler.sampling_ns if sampler else 0),
         )
 
     def _counts(self) -> tuple[int, int, int, int, int]:

@@ -348,7 +348,7 @@ def record_itself(record: RunRecord) -> RenderableType:
 def _cost(cost: Any, record: RunRecord) -> str:
     """What the agent itself cost (law 6), as a share of one core where the duration is known."""
     cpu = number(cost.get("cpu_ms"))
-    begin, end = number(record.run.get("started_boot_ns")), number(record.run.get("ended_boot_ns"))
+    begin, end = number(record.run.get("launched_boot_ns")), number(record.run.get("ended_boot_ns"))
     lasted_ms = None if begin is None or end is None or end <= begin else (end - begin) / 1e6
     of_core = "" if cpu is None or lasted_ms is None else f" ({100 * cpu / lasted_ms:.2f} % of a core)"
     parts = [f"observer: {words.seconds(None if cpu is None else cpu / 1e3)} CPU{of_core}"]
