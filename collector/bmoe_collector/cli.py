@@ -6,6 +6,7 @@ outside failed. Only the module of the command that was named is imported, so he
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -35,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "import": ("importing", "files of an engine's output into the database"),
     "events": ("events", "parse an engine's stdout, one object per event"),
     "doctor": ("doctor", "what a good night needs of this host and of a phone"),
-    "db": ("db", "the database itself: upgrade, check, vacuum"),
+    "db": ("db", "the database itself: upgrade, check, vacuum, reparse"),
 }
 
 
@@ -58,13 +59,40 @@ def help_text() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that argv names; return the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Run the command that argv names; return the exit code, whatever interrupts it and whoever stops reading."""
+    _have_streams()
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        drop_stdout()
+        return 0
+    except OSError as error:
+        print(f"bmoe: {error.filename or 'stdout'}: {error.strerror or error}", file=sys.stderr)
+        drop_stdout()
+        return 3
+
+
+def drop_stdout() -> None:
+    """Nobody reads stdout, or nobody can: what is left in its buffer is not tried again when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _have_streams() -> None:
+    """Started with stdout or stderr closed (`>&-`): what would be printed there goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open as long as the process
+
+
+def _main(arguments: list[str]) -> int:
     if not arguments:
         print(help_text(), file=sys.stderr)
         return 2
     if arguments[0] in {"-h", "--help", "help"}:
-        print(help_text())
+        print(help_text(), flush=True)
         return 0
     if arguments[0] == "--version":
         from importlib.metadata import version

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bmoe_collector.cli import drop_stdout
+
 if TYPE_CHECKING:
     from bmoe_collector.ingest.ingestor import Ingestor
     from bmoe_collector.store.artifacts import Artifacts
@@ -80,6 +82,11 @@ def say(text: str) -> None:
     print(escape(text, lines=True), file=sys.stderr, flush=True)
 
 
+def counted(number: int, noun: str) -> str:
+    """How many there are, as a person says it: 1 run, 2 runs."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def data_dir() -> Path:
     """Where the default database and its artifacts live."""
     from platformdirs import user_data_path
@@ -101,16 +108,28 @@ def database_url(db: str | None) -> str:
         path = Path(named).expanduser().absolute()
         if not path.parent.is_dir():
             raise UserError(f"--db {named}: there is no folder {path.parent}")
+        if path.is_dir():
+            raise UserError(f"--db {named}: is a folder; name the SQLite file in it")
         return f"sqlite:///{path}"
     return named
 
 
-def open_db(db: str | None) -> Store:
-    """Open the database a command was given (see `database_url`)."""
-    from bmoe_collector.store.engine import StoreError, open_store
+def open_db(db: str | None, *, reads: bool = False) -> Store:
+    """Open the database a command was given (see `database_url`), made where there is none.
 
+    With `reads`, for commands that answer from what is stored: an SQLite file that was named and is not there is a
+    mistake in the name, and raises `UserError` in place of an empty answer and a new file.
+    """
+    from bmoe_collector.store.engine import StoreError, open_store, sqlite_file
+
+    url = database_url(db)
+    if reads and (db or os.environ.get("BMOE_DB")) and (file := sqlite_file(url)) and not file.exists():
+        raise UserError(
+            f"{'--db' if db else 'BMOE_DB'} {db or os.environ['BMOE_DB']}: there is no such database;"
+            " `bmoe run`, `collect`, `import` and `db upgrade` make one"
+        )
     try:
-        store = open_store(database_url(db))
+        store = open_store(url)
     except StoreError as error:
         raise OutsideError(str(error)) from None
     _OPENED.append(store)
@@ -176,8 +195,7 @@ def guarded(app: typer.Typer, arguments: list[str]) -> int:
         say("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # whoever read us has what it wanted; stdout must not be flushed again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_stdout()  # whoever read us has what it wanted
         return 0
     except Exception as error:
         return _unexpected(arguments[0], error)
@@ -199,7 +217,13 @@ def _unexpected(command: str, error: Exception) -> int:
         say(f"bmoe {command}: {error.filename or 'system'}: {error.strerror or error}")
         return EXIT_OUTSIDE
     if type(error).__module__.startswith("sqlalchemy"):
-        say(f"bmoe {command}: database: {getattr(error, 'orig', None) or error}; `bmoe db check` may tell more")
+        told = str(getattr(error, "orig", None) or error)
+        mend = (
+            "ask its owner, or name one of your own with --db"
+            if "readonly" in told
+            else "`bmoe db check` may tell more"
+        )
+        say(f"bmoe {command}: database: {told}; {mend}")
         return EXIT_OUTSIDE
     import traceback
 

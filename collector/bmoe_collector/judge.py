@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, or_, select
+from sqlalchemy.exc import OperationalError
 
 from bmoe_collector.meaning.derive import derive
 from bmoe_collector.meaning.facts import facts_of
@@ -48,8 +49,8 @@ class Judged:
 def refresh(store: Store, run_ids: Iterable[str]) -> list[Judged]:
     """Judge runs again, and their siblings' contamination with them.
 
-    A run that cannot be judged is logged and does not stop the others. Raises RunNotFoundError for an unknown id when it
-    is the only one asked for.
+    A run that cannot be judged is logged and does not stop the others; a database that fails does. Raises
+    RunNotFoundError for an unknown id when it is the only one asked for.
     """
     wanted = list(dict.fromkeys(run_ids))
     done: list[str] = []
@@ -58,6 +59,8 @@ def refresh(store: Store, run_ids: Iterable[str]) -> list[Judged]:
             record = load_run(store, run_id)
             _put_alone(store, record)
             done.append(record.run_id)
+        except OperationalError:
+            raise
         except Exception:
             if len(wanted) == 1:
                 raise

@@ -57,7 +57,7 @@ def compare(
     chosen = sides or []
     if metric is not None:
         _known_metric(metric)
-    with closing(open_db(db)) as store:
+    with closing(open_db(db, reads=True)) as store:
         if by is not None:
             if len(chosen) != 1 or question:
                 raise UserError("--by compares inside one run: name that run alone")
@@ -100,7 +100,7 @@ def regress(
     from bmoe_collector.compare.question import answer_sides
 
     chosen = _known_metric(metric or "tok_s")
-    with closing(open_db(db)) as store:
+    with closing(open_db(db, reads=True)) as store:
         answer = answer_sides(
             store, baseline, candidate, token_costs(store), force=force, metric=chosen, wanted=smallest_effect
         )

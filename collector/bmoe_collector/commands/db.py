@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bmoe_collector.common import DbOption, JsonOption, OutsideError, UserError, database_url, emit, open_db, say
+from bmoe_collector.common import (
+    DbOption,
+    JsonOption,
+    OutsideError,
+    UserError,
+    counted,
+    database_url,
+    emit,
+    open_db,
+    say,
+)
 
 ArtifactsOption = Annotated[
     str | None, typer.Option("--artifacts", metavar="URL", help="Where files are kept; else BMOE_ARTIFACTS.")
@@ -41,7 +52,8 @@ def upgrade(json: JsonOption = False, db: DbOption = None) -> None:
     if json:
         emit({"before": before, "after": after})
     else:
-        print(f"{engine.url.render_as_string()}: {before or 'empty'} -> {after}")
+        shown = engine.url.render_as_string()
+        print(f"{shown}: at {after} already" if before == after else f"{shown}: {before or 'empty'} -> {after}")
 
 
 def check(
@@ -54,7 +66,7 @@ def check(
     from bmoe_collector.store.artifacts import default_artifacts
     from bmoe_collector.store.retention import check as look
 
-    store = open_db(db)
+    store = open_db(db, reads=True)
     try:
         report = look(store, default_artifacts(store, artifacts), deep=deep)
     finally:
@@ -92,12 +104,12 @@ def vacuum(
 
     if (archive is None) != (older_than is None):
         raise UserError("--archive and --older-than go together")
-    store = open_db(db)
+    store = open_db(db, reads=True)
     try:
         report = tidy(
             store,
             default_artifacts(store, artifacts),
-            archive=Artifacts(archive) if archive else None,
+            archive=Artifacts(archive if "://" in archive else str(Path(archive).absolute())) if archive else None,
             older_than_days=older_than,
             dry_run=dry_run,
         )
@@ -110,7 +122,7 @@ def vacuum(
     else:
         would = "would be " if dry_run else ""
         print(
-            f"{len(report.removed)} files that no run names {would}removed, {len(report.archived)} {would}archived, "
+            f"{counted(len(report.removed), 'file')} that no run names {would}removed, {len(report.archived)} {would}archived, "
             f"{report.freed_bytes / 2**20:.1f} MiB"
         )
 
@@ -132,7 +144,7 @@ def reparse(
 
     if bool(runs) == every:
         raise UserError("name the runs, or say --all")
-    store = open_db(db)
+    store = open_db(db, reads=True)
     done: list[str] = []
     try:
         if every:
@@ -156,6 +168,6 @@ def reparse(
     if json:
         emit({"runs": done, "failed": [run for run in wanted if run not in done]})
     else:
-        print(f"{len(done)} of {len(wanted)} runs made again")
+        print(f"{len(done)} of {counted(len(wanted), 'run')} made again")
     if len(done) != len(wanted):
         raise OutsideError(f"{len(wanted) - len(done)} runs could not be made again")

@@ -107,7 +107,7 @@ def export(
         raise UserError("--traces goes with --dataset; --hardware, --storage and --reference-phone with --community")
     if to is None and (filtered or columns):
         raise UserError("filters and --columns go with --to: a dataset holds every run, a community row two")
-    with closing(open_db(db)) as store:
+    with closing(open_db(db, reads=True)) as store:
         if dataset is not None:
             if named:
                 raise UserError("--dataset exports every run: name none")

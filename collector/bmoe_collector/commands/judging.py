@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bmoe_collector.common import DbOption, JsonOption, OutsideError, UserError, emit, open_db, say
+from bmoe_collector.common import DbOption, JsonOption, OutsideError, UserError, counted, emit, open_db, say
 
 if TYPE_CHECKING:
     from bmoe_collector.judge import Judged
@@ -38,7 +38,7 @@ def judge(
 
     if bool(runs) == everything:
         raise UserError("name the runs to judge, or --all for every stored one" + (", not both" if runs else ""))
-    store = open_db(db)
+    store = open_db(db, reads=True)
     try:
         chosen = every_run(store) if everything else _named(store, runs or [])
         judged = refresh(store, chosen)
@@ -46,6 +46,7 @@ def judge(
         written = _write_plan(store, again, plan) if plan is not None else None
     finally:
         store.close()
+    failed = len(chosen) - len(judged)
     if json:
         emit(
             {
@@ -56,12 +57,12 @@ def judge(
                 "plan": str(written) if written else None,
             }
         )
-        return
-    _print(judged, again)
-    if len(judged) < len(chosen):
-        say(f"{len(chosen) - len(judged)} runs could not be judged; the lines above say why")
+    else:
+        _print(judged, again)
     if written:
         say(f"wrote {written}")
+    if failed:
+        raise OutsideError(f"{failed} of {counted(len(chosen), 'run')} could not be judged; the lines above say why")
 
 
 def _named(store: Store, words: Sequence[str]) -> list[str]:
@@ -91,7 +92,7 @@ def _print(judged: Sequence[Judged], again: Sequence[dict[str, Any]]) -> None:
         for (found, code), count in sorted(counts.items()):
             if found == severity:
                 table.add_row(severity, code, str(count))
-    console.print(f"{len(judged)} runs judged")
+    console.print(f"{counted(len(judged), 'run')} judged")
     if counts:
         console.print(table)
     for one in again:

@@ -96,7 +96,7 @@ def runs(
         model, device, engine, plan, cell, outcome or (), since, until, where, label or (), verdict or (), without or (),
         sort=_words(sort), limit=limit,
     )  # fmt: skip
-    with closing(open_db(db)) as store:
+    with closing(open_db(db, reads=True)) as store:
         page = list_runs(store, selection, _columns(columns))
     _print(page.columns, page.rows, json=json, csv=csv, markdown=markdown)
     if page.more:

@@ -34,7 +34,7 @@ def show(
     from bmoe_collector.store.find import RunNotFoundError
     from bmoe_collector.store.load import load_run
 
-    store = open_db(db)
+    store = open_db(db, reads=True)
     try:
         try:
             record = load_run(store, run)

@@ -46,7 +46,7 @@ def sql(
         query = sys.stdin.read()
     from bmoe_collector.query.sql import run_sql
 
-    with closing(open_db(db)) as store:
+    with closing(open_db(db, reads=True)) as store:
         result = run_sql(store, query, limit)
     _print(result.columns, result.rows, json=json, csv=csv)
     if result.more:

@@ -151,7 +151,7 @@ def _open(
         return open_trace(path, kind), columns
     from bmoe_collector.traces.of_run import run_metrics, run_trace
 
-    with closing(open_db(db)) as store:
+    with closing(open_db(db, reads=True)) as store:
         trace = run_trace(store, subject, kind)
         if joins and columns is None:
             columns = run_metrics(store, subject)

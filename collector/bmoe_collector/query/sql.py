@@ -13,11 +13,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from bmoe_collector.common import OutsideError, UserError
-from bmoe_collector.store.engine import Store
+from bmoe_collector.store.engine import Store, connect_reading
 from bmoe_collector.store.standing_views import ensure_views
 
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE, sqlite3.SQLITE_FUNCTION}
@@ -42,7 +42,7 @@ def run_sql(store: Store, query: str, limit: int = 0) -> Result:
     """
     text = query.strip().rstrip(";").strip()
     if not text:
-        raise UserError("sql: the query is empty; for example: SELECT model_name, avg(tok_s) FROM v_runs GROUP BY 1")
+        raise UserError("the query is empty; for example: SELECT model_name, avg(tok_s) FROM v_runs GROUP BY 1")
     ensure_views(store)
     answer = _sqlite(store, text) if store.dialect == "sqlite" else _postgresql(store, text, limit)
     columns = next(answer)
@@ -78,29 +78,29 @@ def _allow(action: int, first: str | None, second: str | None, *_: object) -> in
 def _sqlite(store: Store, query: str) -> Generator[Any]:
     path = store.engine.url.database
     if not path or path == ":memory:":
-        raise UserError("sql: a database in memory cannot be opened a second time; use a file")
+        raise UserError("a database in memory cannot be opened a second time; use a file")
     try:
-        with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=60)) as connection:
+        with closing(connect_reading(Path(path))) as connection:
             connection.execute("PRAGMA query_only=ON")
             connection.set_authorizer(_allow)
             # Lets Ctrl-C through while a query computes.
             connection.set_progress_handler(lambda: 0, 200_000)
             cursor = connection.execute(query)
             if cursor.description is None:
-                raise UserError("sql: only a SELECT is answered")
+                raise UserError("only a SELECT is answered")
             yield tuple(each[0] for each in cursor.description)
             yield from cursor
     except sqlite3.Warning as error:  # more than one statement
-        raise UserError(f"sql: {error}: one SELECT is answered") from error
+        raise UserError(f"{error}: one SELECT is answered") from error
     except sqlite3.DatabaseError as error:
         message = str(error)
         if "not authorized" in message or "prohibited" in message or "readonly" in message:
-            raise UserError(f"sql: {message}: only reading is allowed") from error
+            raise UserError(f"{message}: only reading is allowed") from error
         if "interrupted" in message:
             raise KeyboardInterrupt from error
         if isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError) and "locked" not in message:
-            raise UserError(f"sql: {message}; `bmoe sql --views` lists views and columns") from error
-        raise OutsideError(f"sql: {path}: {message}") from error
+            raise UserError(f"{message}; `bmoe sql --views` lists views and columns") from error
+        raise OutsideError(f"{path}: {message}") from error
 
 
 def _postgresql(store: Store, query: str, limit: int) -> Generator[Any]:
@@ -116,9 +116,9 @@ def _postgresql(store: Store, query: str, limit: int) -> Generator[Any]:
                 yield tuple(each.name for each in cursor.description)
                 yield from cursor
         except psycopg.OperationalError as error:
-            raise OutsideError(f"sql: {_first(error)}") from error
+            raise OutsideError(f"{_first(error)}") from error
         except psycopg.Error as error:
-            raise UserError(f"sql: {_first(error)}; `bmoe sql --views` lists views and columns") from error
+            raise UserError(f"{_first(error)}; `bmoe sql --views` lists views and columns") from error
 
 
 def _first(error: Exception) -> str:

@@ -17,11 +17,17 @@ from typing import Any, Protocol
 
 import fsspec
 import zstandard
+from sqlalchemy import select
 
 from bmoe_collector.store.engine import Store
+from bmoe_collector.store.schema import ARTIFACTS
 
 CHUNK = 1 << 20
 LEVEL = 4
+
+
+MOVED = "moved to "
+"""Begins what an archived file's row says of where it is; the archive's URL follows."""
 
 
 class Readable(Protocol):
@@ -181,6 +187,17 @@ def default_artifacts(store: Store, url: str | None = None) -> Artifacts:
     from platformdirs import user_data_path
 
     return Artifacts(str(user_data_path("bmoe-fleet", appauthor=False) / "artifacts"))
+
+
+def holder(store: Store, artifacts: Artifacts, sha256: str) -> Artifacts:
+    """Where a content lies: where files are kept, else the archive that `vacuum` moved it to."""
+    if artifacts.has(sha256):
+        return artifacts
+    query = select(ARTIFACTS.c.problem).where(ARTIFACTS.c.sha256 == sha256, ARTIFACTS.c.state == "archived")
+    with store.read() as connection:
+        places = {str(told).removeprefix(MOVED) for told in connection.execute(query).scalars()}
+    archives = [Artifacts(place) for place in sorted(places)]
+    return next((one for one in archives if one.has(sha256)), archives[0] if archives else artifacts)
 
 
 def _sync_folder(path: str) -> None:

@@ -18,7 +18,9 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, Table, create_engine, event, inspect, make_url, select, text, types
 from sqlalchemy.dialects import postgresql, sqlite
@@ -168,16 +170,29 @@ def normal_url(url: str) -> str:
     return url
 
 
+def sqlite_file(url: str) -> Path | None:
+    """The file of an SQLite database's URL; None for one in memory and for a server's."""
+    address = make_url(normal_url(url))
+    if address.get_backend_name() != "sqlite" or address.database in (None, "", ":memory:"):
+        return None
+    return Path(str(address.database)).absolute()
+
+
 def make_engine(url: str) -> Engine:
     """An engine for one of the two databases, with the settings the store relies on."""
     address = make_url(normal_url(url))
     kind = address.get_backend_name()
     if kind == "sqlite":
-        if address.database not in (None, "", ":memory:"):
-            folder = os.path.dirname(os.path.abspath(str(address.database)))
-            os.makedirs(folder, exist_ok=True)
-        engine = create_engine(address, connect_args={"timeout": 60.0})
-        event.listen(engine, "connect", _sqlite_connect)
+        file = sqlite_file(url)
+        if file is not None and _only_readable(file):
+            engine = create_engine(address, creator=lambda: connect_reading(file))
+        else:
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+            engine = create_engine(address, connect_args={"timeout": 60.0})
+            event.listen(
+                engine, "connect", lambda connection, _record: _sqlite_connect(connection, str(file or address))
+            )
         event.listen(engine, "begin", _sqlite_begin)
         return engine
     if kind != "postgresql":
@@ -185,10 +200,33 @@ def make_engine(url: str) -> Engine:
     return create_engine(address, pool_pre_ping=True)
 
 
-def _sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
+def _only_readable(file: Path) -> bool:
+    """Somebody else's database, that this user may read and not write."""
+    return file.is_file() and os.access(file, os.R_OK) and not os.access(file, os.W_OK)
+
+
+def connect_reading(file: Path) -> sqlite3.Connection:
+    """A connection that writes nothing, not even beside the file.
+
+    In WAL mode SQLite wants its two side files to read, and makes them. Somebody who may not, reads the file as it is:
+    where no side file lies there, nobody writes and the file alone is the whole database, which `immutable` says.
+    """
+    alone = "&immutable=1" if _only_readable(file) and not file.with_name(f"{file.name}-wal").exists() else ""
+    connection = sqlite3.connect(f"file:{quote(str(file))}?mode=ro{alone}", uri=True, timeout=60.0)
+    connection.isolation_level = None
+    return connection
+
+
+def _sqlite_connect(connection: sqlite3.Connection, file: str) -> None:
     # pysqlite's own transaction handling commits before DDL and hides BEGIN; ours is explicit.
     connection.isolation_level = None
     cursor = connection.cursor()
+    names = [str(row[0]) for row in cursor.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    if names and "alembic_version" not in names:
+        shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        raise StoreError(
+            f"{file}: this SQLite database is of something else (it holds {shown}) and was left as it is; name another one"
+        )
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
@@ -207,7 +245,7 @@ def version_of(engine: Engine) -> str | None:
     with engine.connect() as connection:
         names = inspect(connection).get_table_names()
         if "alembic_version" not in names:
-            if names and "runs" in names:
+            if names and "runs" in names:  # a server's database may hold other people's tables too
                 raise StoreError(f"{engine.url!r} has tables but no version: it is not one of ours")
             return None
         row = connection.execute(text("SELECT version_num FROM alembic_version")).first()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import func, select, text, update
 
 from bmoe_collector.store import migrate
-from bmoe_collector.store.artifacts import ArtifactError, Artifacts
+from bmoe_collector.store.artifacts import MOVED, ArtifactError, Artifacts
 from bmoe_collector.store.engine import Store
 from bmoe_collector.store.schema import ARTIFACTS, BLOCKS, CURSORS, LOOSE_FILES, RUNS, TOKENS_CSV, TOKENS_STDOUT
 
@@ -152,7 +152,7 @@ def _move(
             connection.execute(
                 update(ARTIFACTS)
                 .where(ARTIFACTS.c.run_no == run_no, ARTIFACTS.c.name == name)
-                .values(state="archived", problem=f"moved to {archive.url}")
+                .values(state="archived", problem=f"{MOVED}{archive.url}")
             )
             others = connection.execute(
                 select(func.count())

@@ -42,7 +42,7 @@ def run_trace(store: Store, word: str, kind: str) -> Trace:
         raise UserError(f"run {record.run_id[:12]} has no {kind} trace; its files are: {kinds}")
     from platformdirs import user_cache_path
 
-    from bmoe_collector.store.artifacts import ArtifactError
+    from bmoe_collector.store.artifacts import ArtifactError, holder
 
     parquet = user_cache_path("bmoe-fleet", appauthor=False) / "traces" / f"{found.sha256}.parquet"
     if not parquet.exists():
@@ -50,7 +50,7 @@ def run_trace(store: Store, word: str, kind: str) -> Trace:
             with tempfile.TemporaryDirectory() as folder:
                 csv = Path(folder) / "trace.csv"
                 with csv.open("wb") as out:
-                    for chunk in open_artifacts(store).chunks(found.sha256):
+                    for chunk in holder(store, open_artifacts(store), found.sha256).chunks(found.sha256):
                         out.write(chunk)
                 keep(csv, parquet)
         except ArtifactError as error:
