@@ -22,7 +22,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bmoe_agent import config
 
@@ -35,8 +35,18 @@ DONE, ANSWER_IS_NO, WRONG_USAGE, FAILED_OUTSIDE = 0, 1, 2, 3
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        return _say("interrupted", FAILED_OUTSIDE)
+    except BrokenPipeError:  # whoever read us has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+
+
+def _main(arguments: list[str]) -> int:
+    clear = "\r\033[K" if sys.stderr.isatty() else ""  # over a line of progress
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"{clear}%(asctime)s %(levelname)s %(message)s")
     if arguments[:1] == ["doctor"]:
         from bmoe_agent.doctor.cli import main as doctor
 
@@ -48,11 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
     parsed.engine_flags = engine_flags
     try:
-        return int(parsed.command(parsed))
+        code = int(parsed.command(parsed))
+        sys.stdout.flush()  # while what goes wrong with it can be told
+        return code
     except config.ConfigError as error:
         return _say(str(error), WRONG_USAGE)
-    except KeyboardInterrupt:
-        return _say("interrupted", FAILED_OUTSIDE)
+    except BrokenPipeError:
+        raise
     except Exception as error:
         if os.environ.get("BMOE_AGENT_DEBUG"):
             raise
@@ -86,10 +98,10 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run", parents=[home], help="one benchmark from here", usage="%(prog)s --model M [options] -- ENGINE FLAGS"
     )
-    run.add_argument("--model", required=True, help="a model's name inside a model directory")
+    run.add_argument("--model", "-m", required=True, help="a model's name inside a model directory")
     run.add_argument("--engine", default="", help="a configured engine's name")
     prompt = run.add_mutually_exclusive_group()
-    prompt.add_argument("--prompt", help="prompt text")
+    prompt.add_argument("--prompt", "-p", help="prompt text")
     prompt.add_argument("--prompt-file", type=Path, help="prompt from a file, byte for byte")
     run.add_argument("-n", type=int, default=0, metavar="N", help="tokens to generate")
     run.add_argument("--trace", default="", help="traces besides the metrics: route, compute, compute_layers, io")
@@ -241,10 +253,41 @@ def _status(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(document)
         return DONE if document["running"] else ANSWER_IS_NO
-    for key, value in document.items():
-        if value not in ("", None, [], {}):
-            print(f"{key:14} {value}")
+    for key, text in _status_lines(document):
+        print(f"{key:9} {text}")
     return DONE if document["running"] else ANSWER_IS_NO
+
+
+def _status_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a status says, for eyes: as many lines as there is something to say."""
+    lines = [("agent", f"{told['name']}  {told['uuid']}"), ("socket", f"@{told['socket']}")]
+    lines.append(("paired", "yes" if told["paired"] else "no: `bmoe pair` on a host, with this agent's secret"))
+    if not told["running"]:
+        return [*lines, ("running", f"no: {told['why']}; `bmoe-agent serve` starts it")]
+    lines.append(("running", f"yes, {told['state']}"))
+    if told["plan"]:
+        rate = f", {told['tok_s']:.2f} tok/s" if told["tok_s"] is not None else ""
+        lines.append(("now", f"{told['plan']}, cell {told['cell']}, {told['tokens']} tokens{rate}"))
+    kept, waiting, free = (_size(told[name]) for name in ("spool_bytes", "backlog_bytes", "free_bytes"))
+    lines.append(("record", f"{told['runs']} runs, {kept} here, {waiting} of it not yet collected; {free} free"))
+    open_plans = [plan for plan in told["plans"] if plan["done"] < plan["cells"] and plan["state"] != "cancelled"]
+    lines += [
+        ("plan", f"{plan['plan'][:8]}  {plan['name']}  {plan['state']}, {plan['done']} of {plan['cells']}")
+        for plan in open_plans
+    ]
+    if ended := len(told["plans"]) - len(open_plans):
+        lines.append(("plans", f"{ended} ended"))
+    return lines
+
+
+def _size(number: int) -> str:
+    return (
+        f"{number} B"
+        if number < 1024
+        else f"{number / 2**10:.0f} KiB"
+        if number < 2**20
+        else f"{number / 2**20:,.0f} MiB"
+    )
 
 
 def _serving(arguments: argparse.Namespace) -> str:
@@ -280,6 +323,8 @@ def _print_json(document: object) -> None:
 
 
 def _told(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
     return str(error) or type(error).__name__
 
 

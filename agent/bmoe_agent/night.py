@@ -242,7 +242,9 @@ class Night:
 
     def _rest(self, since: int) -> None:
         self._wake_lock.release()
-        self._context.set_now(state="idle", plan_id="", plan_name="", cell="", cells=0, run_id=b"", phase="")
+        self._context.set_now(
+            state="idle", plan_id="", plan_name="", cell="", cells=0, run_id=b"", phase="", tokens=0, tok_s=None
+        )
         with self._lock:
             if self._context.wakes == since:
                 self._idle.set()

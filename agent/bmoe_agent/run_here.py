@@ -79,7 +79,7 @@ def run(home: Path, plan: pb.Plan) -> dict[str, Any]:
                 agent.cancel(plan.plan_id, only_current_cell=False)
                 agent.night.wait_idle(60.0)
                 raise
-            print(file=sys.stderr)
+            _progress_ends()
         spool = agent.context.spool
     except SecondAgentError:
         settings = config.load(home)
@@ -93,7 +93,7 @@ def run(home: Path, plan: pb.Plan) -> dict[str, Any]:
             except KeyboardInterrupt:
                 client.cancel(plan.plan_id)
                 raise
-            print(file=sys.stderr)
+            _progress_ends()
         # A spool is read by anyone, written by the agent that owns it: this one only looks.
         spool = Spool(home / "spool", settings.quota_bytes)
     return _ended(spool, plan.plan_id)
@@ -152,8 +152,15 @@ def _plan_is_done(client: calls.AgentClient, plan_id: str) -> bool:
 
 
 def _progress(state: str, tokens: int, tok_s: float | None) -> None:
-    rate = f", {tok_s:.2f} tok/s" if tok_s is not None else ""
-    print(f"\r\033[K{state}, {tokens} tokens{rate}", end="", file=sys.stderr, flush=True)
+    """One line that a terminal keeps writing over; elsewhere nothing, the end is told anyway."""
+    if sys.stderr.isatty():
+        rate = f", {tok_s:.2f} tok/s" if tok_s is not None else ""
+        print(f"\r\033[K{state}, {tokens} tokens{rate}", end="", file=sys.stderr, flush=True)
+
+
+def _progress_ends() -> None:
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
 
 
 def _ended(spool: Spool, plan_id: str) -> dict[str, Any]:

@@ -46,8 +46,13 @@ class HomeLock:
     """One agent per home: a file lock that goes with the process, however it dies."""
 
     def __init__(self, home: Path) -> None:
-        """Take it. Raises `SecondAgentError`."""
-        self._descriptor = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Take it. Raises `SecondAgentError`, and `ConfigError` where there is no home or not one's own."""
+        try:
+            self._descriptor = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            raise config.ConfigError(f"{home}: no agent lives here: run bmoe-agent init") from None
+        except OSError as error:
+            raise config.ConfigError(f"{home / 'lock'}: {error.strerror}: whose home is it?") from None
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -200,7 +205,7 @@ class Supervisor:
             engines=sorted(context.config.engines),
             clock=context.clock.pair(),
         )
-        if now.tok_s is not None:
+        if now.tok_s is not None and now.measuring:
             reply.tok_s = now.tok_s
         if now.state in {"idle", "between"}:
             readable, unreadable = self._readable()

@@ -357,7 +357,8 @@ class AgentClient:
         if code is grpc.StatusCode.UNAVAILABLE:
             if "before receiving SETTINGS" in details or "keepalive" in details or "ping timeout" in details:
                 return Frozen(f"{self.name}: connected, and no answer: the agent is frozen or the link stands")
-            return NotThere(f"{self.name}: nothing answers there: {details}")
+            why = details.rsplit(":", 1)[-1].strip()  # gRPC begins with what it tried, and how
+            return NotThere(f"{self.name}: nothing answers there" + (f" ({why})" if why else ""))
         if code is grpc.StatusCode.CANCELLED:
             return NotThere(f"{self.name}: the call was cancelled")
         if code is grpc.StatusCode.UNIMPLEMENTED:
