@@ -284,6 +284,36 @@ def test_texts_that_should_be_equal_and_are_not_are_said_so():
     assert sampled.texts_equal is None
 
 
+def test_the_sentence_is_about_the_metric_that_was_asked_for():
+    a, b = (changed(side, facts={"ttft_s": 5.0 if at else 2.0}) for at, side in enumerate(sides(1.2)))
+    answer = compare(a, b, no_tokens, primary="ttft_s", label="as asked")
+    assert [row.metric for row in answer.metrics[:2]] == ["tok_s", "ttft_s"]
+    assert answer.verdict.startswith("resolved (worse): ttft_s of B is +150.0%")
+    assert answer.to_json()["primary"] == "ttft_s"
+    one = compare(*(Side(side.text, side.runs[:1]) for side in (a, b)), no_tokens, primary="ttft_s")
+    assert "ttft_s of B is +150.0%" in one.verdict
+    assert "cannot resolve" in one.verdict
+    blind = compare(a, b, no_tokens, primary="acceptance")
+    assert blind.verdict == "cannot say: acceptance is unmeasured or zero in a run of A"
+
+
+def test_terms_that_move_together_are_not_corrected_for_as_if_they_were_apart():
+    a, b = sides(1.2, n=6)
+    terms = ("bar_cpu_s_tok", "bar_flash_s_tok", "io_s_tok", "cpu_s_tok", "read_mib_tok", "loop_overhead_s_tok")
+    spread = [
+        Side(
+            side.text,
+            tuple(
+                changed(Side("", (one,)), facts=dict.fromkeys(terms, 1 / one.facts["tok_s"])).runs[0]
+                for one in side.runs
+            ),
+        )
+        for side in (a, b)
+    ]
+    rows = {row.metric: row for row in compare(*spread, no_tokens).metrics}
+    assert all(rows[term].p == pytest.approx(2 / 64) and rows[term].resolved for term in terms)
+
+
 def test_keep_rules_leave_runs_out_with_the_rule_that_did():
     question = read_question({"compare": [["A", "B"]], "keep": ["read_bytes >= 1000 and verdict != foreign_load"]})
     a, b = sides()

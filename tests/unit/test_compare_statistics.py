@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from bmoe_collector.compare.statistics import drift, holm, paired, pairs_resolve, unpaired, within_run
+from bmoe_collector.compare.statistics import drift, holm, jointly, paired, pairs_resolve, unpaired, within_run
 from support.campaigns import called_different, rates
 
 
@@ -89,6 +89,31 @@ def test_a_block_bootstrap_is_wider_than_a_naive_interval_on_autocorrelated_toke
 
 def test_holm_never_lowers_and_skips_what_was_not_tested():
     assert holm([0.01, None, 0.04, 0.03]) == [pytest.approx(0.03), None, pytest.approx(0.06), pytest.approx(0.06)]
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+def test_of_many_equal_metrics_one_is_called_different_in_one_campaign_of_twenty(pairs):
+    rng = np.random.default_rng(11)
+    wrong = 0
+    for _ in range(200):
+        common = rng.normal(0, 0.03, (2, 1, 8))
+        values = np.exp(common + rng.normal(0, 0.03, (2, 9, 8)))
+        found = jointly([(a, b) for a, b in zip(values[0], values[1], strict=True)], pairs=pairs)
+        wrong += min(found) <= 0.05
+    assert wrong <= 20
+
+
+def test_joint_p_values_are_never_below_the_metrics_own():
+    rng = np.random.default_rng(3)
+    metrics = [(np.exp(rng.normal(0, 0.05, 7)), np.exp(rng.normal(0.05, 0.05, 7))) for _ in range(6)]
+    own = [unpaired(a, b).p for a, b in metrics], [paired(a, b).p for a, b in metrics]
+    joint = jointly(metrics, pairs=False), jointly(metrics, pairs=True)
+    for alone, together in zip(own, joint, strict=True):
+        assert all(one >= other - 1e-9 for one, other in zip(together, alone, strict=True))
+    assert jointly(metrics[:1], pairs=True)[0] == pytest.approx(own[1][0])
+    assert jointly(metrics[:1], pairs=False)[0] == pytest.approx(own[0][0])
+    assert jointly([], pairs=True) == []
+    assert jointly([([1.0] * 6, [1.0] * 6)], pairs=True) == [1.0]
 
 
 def test_drift_sees_a_monotone_fall_and_not_noise():

@@ -3,7 +3,7 @@
 In: two sides. Out: an `Answer` whose `to_json` is what `bmoe compare --json` prints. Counters that do not depend on the
 clock are compared exactly; every other number through `statistics`. Replicates are runs; where a plan interleaved, pairs of one
 block. With one run a side the interval is over its tokens and is marked `within-run`: it is never a resolved effect.
-P-values of secondary metrics are corrected for their number (Holm); the primary one stands alone.
+P-values of secondary metrics are corrected for their number, together; the primary one stands alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from bmoe_collector.compare.comparable import Judged, judge_sides, lossless
 from bmoe_collector.compare.sides import ComparedRun, Side
-from bmoe_collector.compare.statistics import LEVEL, Effect, holm, paired, pairs_resolve, unpaired, within_run
+from bmoe_collector.compare.statistics import LEVEL, Effect, jointly, paired, pairs_resolve, unpaired, within_run
 from bmoe_collector.meaning.facts import BY_NAME, FACTS
 
 PRIMARY = "tok_s"
@@ -70,6 +70,12 @@ class Answer:
     verdict: str
     label: str = "exploration"
     extra: Mapping[str, Any] = field(default_factory=dict)
+    primary: str = PRIMARY
+
+    @property
+    def answered_by(self) -> Metric | None:
+        """The primary metric's row; None for a refusal."""
+        return next((row for row in self.metrics if row.metric == self.primary), None)
 
     def to_json(self) -> dict[str, Any]:
         """As printed."""
@@ -80,6 +86,7 @@ class Answer:
             "reasons": list(self.reasons),
             "notes": list(self.notes),
             "label": self.label,
+            "primary": self.primary,
             "design": self.design,
             "n": list(self.n),
             "metrics": [metric.to_json() for metric in self.metrics],
@@ -108,8 +115,8 @@ def compare(
         sentence = "refused: " + judged.reasons[0]
         n = (len(judged.a), len(judged.b))
         return Answer(
-            a, b, False, False, judged.reasons, judged.notes, _design(judged)[0], n, (), (), None, sentence, label
-        )
+            a, b, False, False, judged.reasons, judged.notes, _design(judged)[0], n, (), (), None, sentence, label, primary=primary
+        )  # fmt: skip
     design, pairs, notes = _design(judged)
     metrics = _metrics(judged, design, pairs, costs, primary, wanted)
     within = _within_too_few(judged, design, metrics, costs)
@@ -121,10 +128,11 @@ def compare(
             "texts differ although nothing here should change them: settings that only change how weights are fetched must give the same greedy text"
         )
     n = (len(pairs), len(pairs)) if design == "paired" else (len(judged.a), len(judged.b))
-    sentence = _sentence(design, n, metrics[0], wanted) + (_within_words(within) if within else "")
+    asked = next(row for row in metrics if row.metric == primary)
+    sentence = _sentence(design, n, asked, wanted) + (_within_words(within) if within else "")
     return Answer(
         a, b, not judged.reasons, True, judged.reasons, tuple(dict.fromkeys(notes)), design, n, tuple(metrics), counters, equal, sentence, label,
-        {"within_run": within} if within else {},
+        {"within_run": within} if within else {}, primary,
     )  # fmt: skip
 
 
@@ -164,20 +172,27 @@ def _metrics(
     if design == "within-run":
         return [
             _within(judged, costs, wanted),
-            *(_plain_ratio(judged, name) for name in names[1:] if _both(judged, name) and not _hidden(judged, name)),
+            *(
+                _plain_ratio(judged, name)
+                for name in names[1:]
+                if name == primary or (_both(judged, name) and not _hidden(judged, name))
+            ),
         ]
-    effects: list[tuple[str, Effect | None, str]] = []
+    effects: list[tuple[str, _Found | None, str]] = []
     for name in names:
-        effect, why = _effect(judged, design, pairs, name, wanted if name == primary else None)
-        if effect is not None or name in {PRIMARY, primary} or _measured(judged, name):
-            effects.append((name, effect, why))
-    corrected = holm([effect.p if effect is not None and name != primary else None for name, effect, _ in effects])
+        one, why = _effect(judged, design, pairs, name, wanted if name == primary else None)
+        if one is not None or name in {PRIMARY, primary} or _measured(judged, name):
+            effects.append((name, one, why))
+    others = [(name, one.values) for name, one, _ in effects if one is not None and name != primary]
+    together = jointly([values for _, values in others], pairs=design == "paired")
+    corrected = dict(zip((name for name, _ in others), together, strict=True))
     found = []
-    for (name, effect, why), p in zip(effects, corrected, strict=True):
-        if effect is None:
+    for name, one, why in effects:
+        if one is None:
             found.append(Metric(name, None, None, None, None, False, None, None, why))
             continue
-        value = effect.p if name == primary else p
+        effect = one.effect
+        value = corrected.get(name, effect.p) if effect.p is not None else None
         resolved = effect.can_resolve and value is not None and value <= LEVEL
         found.append(
             Metric(
@@ -192,6 +207,14 @@ def _metrics(
             )
         )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An effect, and the values of the two sides it is of: one a pair, or one a run."""
+
+    effect: Effect
+    values: tuple[Sequence[float], Sequence[float]]
 
 
 def _values(runs: Sequence[ComparedRun], name: str) -> list[float] | None:
@@ -217,7 +240,7 @@ def _effect(
     pairs: Sequence[tuple[list[ComparedRun], list[ComparedRun]]],
     name: str,
     wanted: float | None,
-) -> tuple[Effect | None, str]:
+) -> tuple[_Found | None, str]:
     if _hidden(judged, name):
         return None, "what stall_ms means in this build is not known: it compares with nothing"
     a, b = _values(judged.a, name), _values(judged.b, name)
@@ -226,8 +249,9 @@ def _effect(
         return None, f"{name} is unmeasured or zero in a run of {side}"
     if design == "paired":
         means = [[_geometric(_values(side, name) or [1.0]) for side in pair] for pair in pairs]
-        return paired([one for one, _ in means], [other for _, other in means], wanted), ""
-    return unpaired(a, b, wanted), ""
+        a, b = [one for one, _ in means], [other for _, other in means]
+        return _Found(paired(a, b, wanted), (a, b)), ""
+    return _Found(unpaired(a, b, wanted), (a, b)), ""
 
 
 def _hidden(judged: Judged, name: str) -> bool:
@@ -284,9 +308,11 @@ def _supposed_need(wanted: float | None) -> int:
 
 
 def _plain_ratio(judged: Judged, name: str) -> Metric:
+    """A ratio that nothing is known about the spread of."""
     a, b = _values(judged.a, name), _values(judged.b, name)
-    ratio = _geometric(b) / _geometric(a) if a and b else None
-    return Metric(name, ratio, None, None, None, False, None, None)
+    if not a or not b or _hidden(judged, name):
+        return Metric(name, None, None, None, None, False, None, None, f"{name} is unmeasured or zero in a run")
+    return Metric(name, _geometric(b) / _geometric(a), None, None, None, False, None, _supposed_need(None))
 
 
 def _counters(judged: Judged) -> list[dict[str, Any]]:

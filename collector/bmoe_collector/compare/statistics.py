@@ -3,6 +3,7 @@
 Everything works on logarithms of positive numbers, one a run (or one a block where the plan interleaved), so a
 difference is a ratio. Runs are the replicates; tokens inside a run are autocorrelated and never counted as ones (law 8).
 
+- Several metrics of the same runs are corrected together (`jointly`), several comparisons by Holm (`holm`).
 - The p-value is of a permutation test: signs of the pairs' differences, or labels of the runs, all of them when they are
   few enough and a seeded draw of 20,000 otherwise. Under exchange it is valid whatever the distribution.
 - The interval is a bootstrap percentile interval of the mean, its quantiles moved outward for small samples (a plain one
@@ -90,8 +91,7 @@ def unpaired(a: Sequence[float], b: Sequence[float], wanted: float | None = None
         return Effect(math.exp(mean), None, None, None, False, None, None, False, None)
     pooled = math.sqrt((float(x.var(ddof=1)) * (n - 1) + float(y.var(ddof=1)) * (m - 1)) / (n + m - 2))
     p = _label_test(x, y, seed)
-    rng = np.random.default_rng(seed)
-    means = y[rng.integers(0, m, (RESAMPLES, m))].mean(axis=1) - x[rng.integers(0, n, (RESAMPLES, n))].mean(axis=1)
+    means = y[_resampled(seed, m)].mean(axis=1) - x[_resampled(seed + 1, n)].mean(axis=1)
     low, high = _quantiles(means, n + m - 2, min(n, m))
     standard_error = pooled * math.sqrt(1 / n + 1 / m)
     return Effect(
@@ -165,45 +165,76 @@ def _ranks(values: Any) -> Any:
 
 
 def _sign_test(differences: Any, seed: int, wider: float = 1.0) -> float:
-    n = len(differences)
     seen = abs(float(differences.sum())) / wider
-    tolerance = 1e-12 * (1 + seen)
-    if n <= 14:
-        signs = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
-        return float((np.abs(signs @ differences) >= seen - tolerance).mean())
+    flips, exact = _flips(seed, len(differences))
     # Not `@`: for a matrix this small the linear algebra library's threads cost more than the sums.
-    return (1 + int((np.abs(np.einsum("ij,j->i", _signs(seed, n), differences)) >= seen - tolerance).sum())) / (
-        DRAWS + 1
-    )
+    sums = np.abs(np.einsum("ij,j->i", flips, differences))
+    return _share(sums >= seen - 1e-12 * (1 + seen), exact)
 
 
 def _label_test(x: Any, y: Any, seed: int) -> float:
     both = np.concatenate([x, y])
     n, total = len(x), len(x) + len(y)
     everything = float(both.sum())
+    deals, exact = _deals(seed, total, n)
 
     def distance(sums: Any) -> Any:
         return np.abs((everything - sums) / (total - n) - sums / n)
 
     seen = float(distance(np.array([x.sum()]))[0])
-    tolerance = 1e-12 * (1 + seen)
-    if math.comb(total, n) <= DRAWS:
-        sums = np.array([both[list(chosen)].sum() for chosen in combinations(range(total), n)])
-        return float((distance(sums) >= seen - tolerance).mean())
-    sums = both[_deals(seed, total, n)].sum(axis=1)
-    return (1 + int((distance(sums) >= seen - tolerance).sum())) / (DRAWS + 1)
+    return _share(distance(np.einsum("ij,j->i", deals, both)) >= seen - 1e-12 * (1 + seen), exact)
+
+
+def jointly(metrics: Sequence[tuple[Sequence[float], Sequence[float]]], *, pairs: bool, seed: int = 1) -> list[float]:
+    """P-values of several metrics of the same runs, corrected for their number (Westfall and Young's single-step maximum).
+
+    Every metric's runs are exchanged together, so what moves together is not corrected for twice. Each element is the
+    metric's values of A and of B, positive, as `paired` or `unpaired` takes them; all of one length.
+    """
+    if not metrics:
+        return []
+    if pairs:
+        table = np.array([np.log(b) - np.log(a) for a, b in metrics]).T
+        exchanges, exact = _flips(seed, len(table))
+        scale = np.sqrt((table**2).sum(axis=0))
+        seen = np.abs(table.sum(axis=0))
+    else:
+        table = np.array([np.log([*a, *b]) for a, b in metrics]).T
+        n = len(metrics[0][0])
+        exchanges, exact = _deals(seed, len(table), n)
+        table = table - table.mean(axis=0)  # a side's sum is then its distance from the other side, but for a factor
+        scale = np.sqrt((table**2).sum(axis=0))
+        seen = np.abs(table[:n].sum(axis=0))
+    # Divided by what no exchange changes, so that a statistic rises with its t.
+    scale = np.where(scale > 1e-12, scale, np.inf)
+    highest = (np.abs(np.einsum("ij,jk->ik", exchanges, table)) / scale).max(axis=1)
+    return [_share(highest >= one - 1e-9, exact) for one in seen / scale]
+
+
+def _share(as_far: Any, exact: bool) -> float:
+    """A p-value: the share of all exchanges, or of the drawn ones with the one that was seen."""
+    return float(as_far.mean()) if exact else (1 + int(as_far.sum())) / (DRAWS + 1)
 
 
 # One comparison asks the same of every metric: what is drawn depends on the seed and the counts alone, so it is drawn once.
 @lru_cache(maxsize=4)
-def _signs(seed: int, n: int) -> Any:
-    return np.random.default_rng(seed).choice([-1.0, 1.0], (DRAWS, n))
+def _flips(seed: int, n: int) -> tuple[Any, bool]:
+    """Rows of +1 and -1: all of them, or a draw."""
+    if n <= 14:
+        return 1.0 - 2.0 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1), True
+    return np.random.default_rng(seed).choice([-1.0, 1.0], (DRAWS, n)), False
 
 
 @lru_cache(maxsize=4)
-def _deals(seed: int, total: int, n: int) -> Any:
-    rng = np.random.default_rng(seed)
-    return np.array([rng.permutation(total)[:n] for _ in range(DRAWS)])
+def _deals(seed: int, total: int, n: int) -> tuple[Any, bool]:
+    """Rows with a 1 at the `n` runs dealt to A: all divisions, or a draw."""
+    if math.comb(total, n) > DRAWS:
+        keys = np.random.default_rng(seed).random((DRAWS, total))
+        return (keys <= np.partition(keys, n - 1, axis=1)[:, n - 1 : n]).astype(float), False
+    chosen = np.array(list(combinations(range(total), n)))
+    dealt = np.zeros((len(chosen), total))
+    np.put_along_axis(dealt, chosen, 1.0, axis=1)
+    return dealt, True
 
 
 @lru_cache(maxsize=4)

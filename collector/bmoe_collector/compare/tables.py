@@ -48,19 +48,18 @@ def show_answer(answer: Answer) -> None:
         ordered = [m for m in answer.metrics if m.metric not in speed] + [
             m for m in answer.metrics if m.metric in speed
         ]
-        console.print(_metrics(ordered))
+        console.print(_metrics(ordered), crop=False)
     for note in answer.notes:
         console.print(Text(f"note: {escape(note)}", style="dim"))
     console.print(Text(escape(answer.verdict), style="bold"))
 
 
 def _metrics(metrics: Sequence[Metric]) -> Table:
-    table = Table(box=None, pad_edge=False)
+    # Numbers are never cut: narrow enough for 80 columns, and not cropped below.
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("metric", no_wrap=True)
-    for name in ("B to A", "interval", "p", "resolved"):
+    for name in ("B to A", "interval", "p", "resolved", "seen from", "runs"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("shows from", justify="right")
-    table.add_column("runs needed", justify="right")
     for row in metrics:
         interval = f"{_change(row.low)} … {_change(row.high)}" if row.low is not None else "–"
         table.add_row(
@@ -77,15 +76,16 @@ def _metrics(metrics: Sequence[Metric]) -> Table:
 
 def show_matrix(answers: Sequence[Answer]) -> None:
     """One row a comparison, p-values corrected for how many there are."""
-    table = Table("A", "B", box=None, pad_edge=False)
+    table = Table("A", "B", "metric", box=None, pad_edge=False)
     for name in ("n", "B to A", "interval", "p", "p corrected", "resolved"):
         table.add_column(name, justify="right")
     for answer in answers:
-        row = answer.metrics[0] if answer.metrics else None
+        row = answer.answered_by
         corrected = answer.extra.get("p_corrected")
         table.add_row(
             Text(escape(answer.a.text)),
             Text(escape(answer.b.text)),
+            answer.primary,
             f"{answer.n[0]}/{answer.n[1]}",
             _change(row.ratio) if row else "refused",
             f"{_change(row.low)} … {_change(row.high)}" if row and row.low is not None else "–",
