@@ -237,6 +237,19 @@ class TestWhileACellIsMeasured:
             assert {reply.ended.run_id for reply in until_drained(replies) if reply.HasField("ended")} == {RUN, SECOND}
             assert b"".join(chunk.data for chunk in client.fetch(RUN, "m")) == b"x" * 10
 
+    def test_its_frames_do_not_wait_behind_heartbeats_that_are_not_due(self, tmp_path):
+        with served(tmp_path, heartbeat_s=60, quiet_s=0.2) as agent, agent.client() as client:
+            agent.supervisor.cell = Measuring(RUN)
+            writer = make_run(agent.spool, RUN, end=False)
+            replies = client.follow(Asking())
+            assert [next(replies).WhichOneof("say") for _ in range(2)] == ["batch", "heartbeat"]
+            for at in range(3):
+                time.sleep(0.5)  # another message would be allowed meanwhile
+                writer.append("output", pb.Output(offset=at), at)
+                writer.flush()
+                assert next(replies).WhichOneof("say") == "batch"
+            writer.seal()
+
     def test_what_waits_is_said_to_wait_and_acknowledgements_delete_nothing_yet(self, agent, client):
         make_run(agent.spool, RUN)
         asking = Asking()

@@ -92,7 +92,11 @@ class Follower:
                 was_drained = False
                 continue
             drained = not self._feed.waiting(only)
-            if now - last_beat >= self._heartbeat_s or (drained and not was_drained):
+            if only is None:
+                due = now - last_beat >= self._heartbeat_s or (drained and not was_drained)
+            else:
+                due = now - last_beat >= self._heartbeat_s - 2 * self._quiet_s
+            if due:
                 if measuring is None:
                     self._tidy()
                 yield self._heartbeat(drained=drained).SerializeToString()
