@@ -16,6 +16,7 @@ import pytest
 from bmoe_collector.importer import import_paths
 from bmoe_collector.ingest import IngestError, Ingestor
 from bmoe_collector.ingest.rebuild import chain, reparse
+from bmoe_collector.store import leases
 from bmoe_collector.store import schema as tables
 from bmoe_collector.store.artifacts import ArtifactError, Artifacts
 from bmoe_collector.store.engine import Store, open_store
@@ -200,6 +201,31 @@ def test_two_collectors_in_turn_and_segments_in_any_order(store_url, tmp_path):
     for number, (cursor, data) in enumerate([*second, *first, *third]):
         (taker if number % 2 else other).blocks(records.AGENT, cursor, data)
     assert image(taker.store) == image(reference.store)
+
+
+def test_one_whose_phone_was_taken_over_commits_nothing_more(store_url, tmp_path):
+    record = records.whole(RUN, records.oneshot(40), STDERR, restarts=(0.3, 0.6))
+    reference = ingestor(f"{tmp_path}/reference.db", tmp_path)
+    deliver(reference, record)
+    slow = ingestor(store_url, tmp_path)
+    other = Ingestor(slow.store, slow.artifacts)
+    mine = leases.acquire(slow.store, "phone", "slow", 10, now_ns=0)
+
+    def under(connection):
+        if not leases.keep(connection, mine, 10, now_ns=0):
+            raise LookupError
+
+    batches = list(record.batches([1]))
+    assert len(batches) > 3
+    slow.blocks(records.AGENT, *batches[0], under)
+    assert leases.acquire(slow.store, "phone", "other", 10, now_ns=60 * leases.NS_PER_S)
+    before = image(slow.store)
+    with pytest.raises(LookupError):
+        slow.blocks(records.AGENT, *batches[1], under)
+    assert image(slow.store) == before
+    for cursor, data in batches[1:]:
+        other.blocks(records.AGENT, cursor, data)
+    assert image(slow.store) == image(reference.store)
 
 
 def test_segments_are_read_in_the_order_of_writing():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from bmoe_collector.store.engine import (
     view,
 )
 from sqlalchemy import func, insert, select, text
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 
 def a_run(run_id: str, **more: object) -> dict[str, object]:
@@ -149,13 +151,75 @@ def test_a_lease_has_one_holder_and_tells_the_former_one(store_url):
     yours = leases.acquire(store, "phone", "you", 10, now_ns=20_000_000_000)
     assert yours is not None
     assert yours.token > mine.token
-    with store.read() as connection:
-        assert not leases.still_held(connection, renewed, now_ns=21_000_000_000)
-        assert leases.still_held(connection, yours, now_ns=21_000_000_000)
     leases.release(store, renewed)  # no longer ours: no effect
     assert leases.holder_of(store, "phone", now_ns=21_000_000_000) == yours
     leases.release(store, yours)
     assert leases.holder_of(store, "phone", now_ns=21_000_000_000) is None
+    store.close()
+
+
+def test_what_depends_on_a_lease_is_committed_with_it(store_url):
+    store = open_store(store_url)
+    mine = leases.acquire(store, "phone", "me", 10, now_ns=0)
+    assert mine is not None
+    with store.write() as connection:  # run out, and nobody has taken it: it is ours as long as that is so
+        assert leases.keep(connection, mine, 10, now_ns=20_000_000_000)
+    assert leases.acquire(store, "phone", "you", 10, now_ns=25_000_000_000) is None
+    yours = leases.acquire(store, "phone", "you", 10, now_ns=31_000_000_000)
+    assert yours is not None
+    with store.write() as connection:
+        assert not leases.keep(connection, mine, 10, now_ns=32_000_000_000)
+        assert leases.keep(connection, yours, 10, now_ns=32_000_000_000)
+    store.close()
+
+
+def test_nobody_takes_a_lease_while_its_holder_commits_under_it(postgres_url):
+    store = open_store(postgres_url)
+    mine = leases.acquire(store, "phone", "me", 1)
+    assert mine is not None
+    with store.write() as connection:
+        assert leases.keep(connection, mine, 30)
+        began = time.monotonic()
+        with pytest.raises(OperationalError, match="lock timeout"):
+            leases.acquire(store, "phone", "you", 10, now_ns=mine.until_wall_ns + 1)
+        assert time.monotonic() - began < leases.BUSY_S + 3
+    assert leases.acquire(store, "phone", "you", 10) is None
+    store.close()
+
+
+def test_a_transaction_in_which_nothing_is_said_is_ended(postgres_url):
+    store = open_store(postgres_url)
+    mine = leases.acquire(store, "phone", "me", 1)
+    assert mine is not None
+
+    def stopped_in_it() -> None:
+        with store.write(idle_s=0.2) as connection:
+            assert leases.keep(connection, mine, 30)
+            time.sleep(0.6)
+            connection.execute(text("SELECT 1"))
+
+    with pytest.raises(DBAPIError):
+        stopped_in_it()
+    assert leases.holder_of(store, "phone", now_ns=mine.until_wall_ns + 1) is None
+    store.close()
+
+
+def test_leases_under_clocks_that_differ_and_that_are_set(store_url, monkeypatch):
+    store = open_store(store_url)
+    assert leases.acquire(store, "phone", "me", 30) is not None
+    now = leases.wall_ns()
+    monkeypatch.setattr(leases, "wall_ns", lambda: now + 3600 * leases.NS_PER_S)
+    another = leases.acquire(store, "phone", "a host an hour ahead", 30)
+    # a server's own clock counts; the one host of a file cannot tell its clock from time that passed
+    assert (another is None) == (store.dialect == "postgresql")
+    ahead = leases.acquire(store, "other", "me", 30, now_ns=now + 3600 * leases.NS_PER_S)
+    assert ahead is not None
+    monkeypatch.undo()  # set back by an hour: what seems to last that long runs out as if taken now
+    assert leases.acquire(store, "other", "you", 30, now_ns=now) is None
+    assert leases.acquire(store, "other", "you", 30, now_ns=now + 29 * leases.NS_PER_S) is None
+    taken = leases.acquire(store, "other", "you", 30, now_ns=now + 31 * leases.NS_PER_S)
+    assert taken is not None
+    assert taken.token == ahead.token + 1
     store.close()
 
 

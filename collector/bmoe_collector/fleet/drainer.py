@@ -11,6 +11,7 @@ accepts and never answers), and the phone is shown as frozen until it talks agai
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import queue
 import threading
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 
 from bmoe_proto import calls
 from bmoe_proto.v1 import telemetry_pb2 as pb
+from sqlalchemy import Connection
 
 from bmoe_collector.common import BmoeError
 from bmoe_collector.fleet.files import FileFetcher
@@ -156,7 +158,7 @@ class Drainer(threading.Thread):
                     self._routes_changed.wait(self._timers.look_s)
                     continue
                 if not self._renew():
-                    self._stopped.wait(min(3.0, self._timers.renew_s))
+                    self._stopped.wait(self._until_free_s())
                     continue
                 for route in list(self._routes):
                     if self._stopped.is_set():
@@ -278,10 +280,12 @@ class Drainer(threading.Thread):
     def _handle(self, client: calls.AgentClient, reply: pb.FollowReply, requests: _Requests) -> None:
         kind = reply.WhichOneof("say")
         if kind == "batch":
-            if not self._still_ours():
+            lease = self._lease
+            if lease is None or not self._still_ours():
                 raise LeaseLostError("the lease ran out while this host was busy or asleep")
             with self._writing:
-                cursor = self._ingestor.blocks(self.uuid, reply.batch.at, reply.batch.blocks)
+                under = functools.partial(self._keep, lease)
+                cursor = self._ingestor.blocks(self.uuid, reply.batch.at, reply.batch.blocks, under)
             if self._may_acknowledge:
                 requests.acknowledge(cursor)
             if self._probe is not None:
@@ -356,6 +360,11 @@ class Drainer(threading.Thread):
 
     # ------------------------------------------------------------ the lease
 
+    def _until_free_s(self) -> float:
+        """When to ask again for a lease that another host holds: when it runs out, and often enough to see it renewed."""
+        often_s = min(3.0, self._timers.renew_s)
+        return often_s if self._held is None else min(often_s, max(self._held.left_s, 0.0) + 0.05)
+
     def _renew(self) -> bool:
         asked = time.monotonic()
         try:
@@ -383,6 +392,11 @@ class Drainer(threading.Thread):
             return False
         self._lease_until = asked + self._timers.lease_s
         return True
+
+    def _keep(self, lease: leases.Lease, connection: Connection) -> None:
+        """The last of a transaction: what was asleep for longer than its lease must not commit beside another host."""
+        if not leases.keep(connection, lease, self._timers.lease_s):
+            raise LeaseLostError("another host took the phone over while this one was busy or asleep")
 
     def _still_ours(self) -> bool:
         return self._lease is not None and time.monotonic() < self._lease_until

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bmoe_proto import framing
@@ -34,6 +34,8 @@ ID_BYTES = 16
 MOST_RAW_BYTES = 32 << 20
 """Most of a batch that is decompressed at once; a batch may be 64 MiB of blocks that grow a thousandfold."""
 MOST_FRAMES = 1 << 40
+IDLE_S = 60.0
+"""How long a transaction may stand still before a server ends it, for the sake of the host that takes over."""
 BLOCK_COLUMNS = ("run_no", "segment", "offset", "first_seq", "frames", "data")
 
 
@@ -96,12 +98,15 @@ class Ingestor:
                 if wanted is None or run_id in wanted
             ]
 
-    def blocks(self, agent_uuid: bytes | str, cursor: pb.Cursor, data: bytes) -> pb.Cursor:
+    def blocks(
+        self, agent_uuid: bytes | str, cursor: pb.Cursor, data: bytes, under: Callable[[Connection], None] | None = None
+    ) -> pb.Cursor:
         """Commit a batch that begins at `cursor`; returns the cursor to acknowledge.
 
         Blocks that are here already are skipped. Raises IngestError for a batch that leaves a hole or is of another
         phone's run, or after committing what came before bytes that are no block. A batch that grows beyond
-        `MOST_RAW_BYTES` is committed in several transactions, so that no batch costs more memory than that.
+        `MOST_RAW_BYTES` is committed in several transactions, so that no batch costs more memory than that. `under` is the
+        last that is done in each, and raises what speaks against committing it.
         """
         if len(cursor.run_id) != ID_BYTES or len(cursor.segment) != ID_BYTES:
             raise IngestError(
@@ -111,16 +116,23 @@ class Ingestor:
         while True:
             here = pb.Cursor(run_id=cursor.run_id, segment=cursor.segment, offset=cursor.offset + at)
             pieces, trouble, taken = _pieces(here, data, at)
-            stands = self._pieces_in(agent_uuid, here, pieces, trouble)
+            stands = self._pieces_in(agent_uuid, here, pieces, trouble, under)
             at += taken
             if not taken or at >= len(data):
                 return stands
 
-    def _pieces_in(self, agent_uuid: bytes | str, cursor: pb.Cursor, pieces: list[_Piece], trouble: str) -> pb.Cursor:
+    def _pieces_in(
+        self,
+        agent_uuid: bytes | str,
+        cursor: pb.Cursor,
+        pieces: list[_Piece],
+        trouble: str,
+        under: Callable[[Connection], None] | None,
+    ) -> pb.Cursor:
         """One transaction of `blocks`."""
         run_id, segment = cursor.run_id.hex(), cursor.segment.hex()
         try:
-            with self.store.write() as connection:
+            with self.store.write(IDLE_S) as connection:
                 run_no = self._run(connection, cursor, _hex(agent_uuid), pieces)
                 if run_no is None:
                     why = f"a batch from byte {cursor.offset} on leaves a hole" if cursor.offset else "no whole block"
@@ -130,6 +142,8 @@ class Ingestor:
                 fresh = self._fresh(connection, reader, segment, committed, pieces, cursor)
                 if fresh:
                     self._commit(connection, reader, segment, fresh, _hex(agent_uuid))
+                    if under is not None:
+                        under(connection)
                 ended = reader.ended is not None
         except BaseException:
             self._readers.pop(run_id, None)

@@ -96,9 +96,14 @@ class Store:
         return self.engine.dialect.name
 
     @contextlib.contextmanager
-    def write(self) -> Iterator[Connection]:
-        """A transaction that means to write: on SQLite it takes the write lock at its start and waits for it."""
+    def write(self, idle_s: float | None = None) -> Iterator[Connection]:
+        """A transaction that means to write: on SQLite it takes the write lock at its start and waits for it.
+
+        A server ends it when this process says nothing in it for `idle_s` (stopped, asleep): it has locked what others want.
+        """
         with self.engine.connect().execution_options(bmoe_write=True) as connection, connection.begin():
+            if idle_s is not None and self.dialect == "postgresql":
+                connection.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = {int(idle_s * 1000)}"))
             yield connection
 
     @contextlib.contextmanager
@@ -197,7 +202,32 @@ def make_engine(url: str) -> Engine:
         return engine
     if kind != "postgresql":
         raise StoreError(f"{address.render_as_string()}: only sqlite and postgresql databases are supported")
-    return create_engine(address, pool_pre_ping=True)
+    engine = create_engine(
+        address,
+        pool_pre_ping=True,
+        connect_args={name: value for name, value in _PATIENCE.items() if name not in address.query},
+    )
+    event.listen(engine, "connect", _postgres_connect)
+    return engine
+
+
+_PATIENCE = {
+    "connect_timeout": 20,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+"""How long a server that says nothing is believed in: a minute, not the system's two hours. An URL may say otherwise."""
+
+
+def _postgres_connect(connection: Any, _record: object) -> None:
+    # The other way round: a host that lost its power must not keep others from what its transaction had locked.
+    with connection.cursor() as cursor:
+        cursor.execute("SET tcp_keepalives_idle = 30")
+        cursor.execute("SET tcp_keepalives_interval = 10")
+        cursor.execute("SET tcp_keepalives_count = 3")
+    connection.commit()
 
 
 def _only_readable(file: Path) -> bool:

@@ -1,7 +1,10 @@
 """Leases: which collector drains which phone, so that several hosts can share one database.
 
 In: the store, a name (a phone's uuid) and who asks. Out: a `Lease` or None. A lease runs out by itself; its `token`
-grows with every change of holder, so that one who was asleep can tell that the lease is no longer his.
+grows with every change of holder, so that one who was asleep can tell that the lease is no longer his. What depends on a
+lease is committed together with `keep`, which fails when somebody else has it.
+
+Hosts' clocks differ, so that on a server its own clock counts; an SQLite file is one host's, whose clock may be set.
 """
 
 from __future__ import annotations
@@ -9,15 +12,19 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 
 from bmoe_collector.store.engine import Store, wall_ns
 from bmoe_collector.store.schema import LEASES
 
 NS_PER_S = 1_000_000_000
+CLOCK_WAS_SET_S = 600.0
+"""A lease that runs out later than this was taken before the clock was set back: it runs out as if it were taken now."""
+BUSY_S = 2.0
+"""How long to wait for a lease that somebody is committing under."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,7 @@ class Lease:
     holder: str
     token: int
     until_wall_ns: int
+    left_s: float = field(default=0.0, compare=False)  # of the moment it was looked at
 
 
 def new_holder() -> str:
@@ -36,34 +44,60 @@ def new_holder() -> str:
 
 
 def acquire(store: Store, name: str, holder: str, seconds: float, now_ns: int | None = None) -> Lease | None:
-    """Take or renew a lease; None when somebody else holds it."""
-    now = wall_ns() if now_ns is None else now_ns
-    until = now + int(seconds * NS_PER_S)
+    """Take or renew a lease; None when somebody else holds it.
+
+    Raises DBAPIError when somebody's transaction has it for longer than `BUSY_S` (on a server).
+    """
     try:
         with store.write() as connection:
+            if store.dialect == "postgresql":
+                connection.execute(text(f"SET LOCAL lock_timeout = {int(BUSY_S * 1000)}"))
             row = connection.execute(select(LEASES).where(LEASES.c.name == name).with_for_update()).first()
+            now = _now(connection, now_ns)
+            until = now + int(seconds * NS_PER_S)
             if row is None:
                 connection.execute(insert(LEASES).values(name=name, holder=holder, token=1, until_wall_ns=until))
-                return Lease(name, holder, 1, until)
+                return Lease(name, holder, 1, until, seconds)
+            of_this = update(LEASES).where(LEASES.c.name == name)
             if row.holder != holder and row.until_wall_ns > now:
+                if row.until_wall_ns > now + CLOCK_WAS_SET_S * NS_PER_S:
+                    connection.execute(of_this.values(until_wall_ns=until))
                 return None
             token = int(row.token) + (row.holder != holder)
-            connection.execute(
-                update(LEASES).where(LEASES.c.name == name).values(holder=holder, token=token, until_wall_ns=until)
-            )
-            return Lease(name, holder, token, until)
+            connection.execute(of_this.values(holder=holder, token=token, until_wall_ns=until))
+            return Lease(name, holder, token, until, seconds)
     except IntegrityError:  # somebody inserted it between our look and our insert
         return None
 
 
 def holder_of(store: Store, name: str, now_ns: int | None = None) -> Lease | None:
     """Who holds it now."""
-    now = wall_ns() if now_ns is None else now_ns
     with store.read() as connection:
         row = connection.execute(select(LEASES).where(LEASES.c.name == name)).first()
+        now = _now(connection, now_ns)
     if row is None or row.until_wall_ns <= now:
         return None
-    return Lease(row.name, row.holder, int(row.token), int(row.until_wall_ns))
+    until = int(row.until_wall_ns)
+    return Lease(row.name, row.holder, int(row.token), until, (until - now) / NS_PER_S)
+
+
+def keep(connection: Connection, lease: Lease, seconds: float, now_ns: int | None = None) -> bool:
+    """Renew a lease in the transaction whose writes depend on it; False when somebody else has taken it.
+
+    After True nobody can take it before that transaction has ended: it should be the last that the transaction does.
+    """
+    until = _now(connection, now_ns) + int(seconds * NS_PER_S)
+    ours = (LEASES.c.name == lease.name, LEASES.c.holder == lease.holder, LEASES.c.token == lease.token)
+    return connection.execute(update(LEASES).where(*ours).values(until_wall_ns=until)).rowcount == 1
+
+
+def _now(connection: Connection, now_ns: int | None) -> int:
+    if now_ns is not None:
+        return now_ns
+    if connection.dialect.name == "postgresql":
+        asked = "SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS bigint)"
+        return int(connection.execute(text(asked)).scalar_one()) * 1000
+    return wall_ns()
 
 
 def release(store: Store, lease: Lease) -> None:
@@ -74,13 +108,6 @@ def release(store: Store, lease: Lease) -> None:
             .where(LEASES.c.name == lease.name, LEASES.c.holder == lease.holder, LEASES.c.token == lease.token)
             .values(until_wall_ns=0)
         )
-
-
-def still_held(connection: Connection, lease: Lease, now_ns: int | None = None) -> bool:
-    """Whether the lease is still ours, asked inside the transaction whose writes depend on it."""
-    now = wall_ns() if now_ns is None else now_ns
-    row = connection.execute(select(LEASES).where(LEASES.c.name == lease.name)).first()
-    return row is not None and row.holder == lease.holder and row.token == lease.token and row.until_wall_ns > now
 
 
 def forget(store: Store, before_wall_ns: int) -> int:

@@ -44,9 +44,9 @@ class SqliteDatabase:
         with contextlib.closing(sqlite3.connect(self.path, timeout=60)) as connection, connection:
             return connection.execute(statement, values).rowcount
 
-    def connections(self) -> int:
+    def connections(self) -> list[str]:
         """None: a file has no server."""
-        return 0
+        return []
 
     def lock(self) -> Callable[[], None]:
         """Hold the only right to write; call what is returned to give it back."""
@@ -94,12 +94,13 @@ class PostgresDatabase:
         with psycopg.connect(f"host={self.folder} user=bmoe dbname={NAME}") as connection:
             return connection.execute(statement.replace("?", "%s"), values).rowcount
 
-    def connections(self) -> int:
-        """How many clients the server has, this one not counted."""
+    def connections(self) -> list[str]:
+        """The clients that the server has, this one not counted, and what each does."""
         found = self.rows(
-            "select count(*) as n from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+            "select pid, state, query from pg_stat_activity "
+            "where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'"
         )
-        return int(found[0]["n"])
+        return [f"{row['pid']} {row['state']}: {row['query'][:200]}" for row in found]
 
     def kill(self) -> None:
         """SIGKILL: the server's other processes notice and end."""

@@ -251,8 +251,8 @@ def _leaks(world: World, before: dict[str, leaks.Held], result: Result) -> list[
         problems += [f"lease left: {row}" for row in live]
     with contextlib.suppress(AssertionError):  # a backend that was busy notices a moment later that its client has gone
         wait_for(lambda: not world.database.connections(), "", 10)
-    if (clients := world.database.connections()) > 0:
-        problems.append(f"{clients} connections to the database left")
+    if clients := world.database.connections():
+        problems.append(f"connections to the database left: {clients}")
     if parts := _parts(world):
         problems.append(f"parts of files left: {parts}")
     for phone in world.phones:
