@@ -33,7 +33,7 @@ DAY_NS = 86_400 * 10**9
 _ROW = (
     "run_no", "run_id", "source", "outcome", "simulated", "agent_uuid", "model_name", "model_identity", "argv", "environment",
     "prompt_sha256", "plan_id", "plan_name", "plan_cells", "cell", "cell_index", "repeat", "block", "started_wall_ns",
-    "unmeasured", "directory",
+    "unmeasured", "directory", "asked",
 )  # fmt: skip
 """Columns of a run that its siblings look at."""
 

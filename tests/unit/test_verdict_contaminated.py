@@ -149,6 +149,14 @@ def test_an_entry_worse_than_the_siblings(entry, words):
     assert words in found[2]
 
 
+def test_a_cell_that_was_heated_on_purpose_is_judged_among_those_that_were_too():
+    cold = [cell(at) for at in range(4)]
+    warm = [cell(10 + at, entry={"cpu_temp_c": 60.0 + at}, asked={"preheat_s": 300.0}) for at in range(3)]
+    assert flagged([*cold, *warm]) == {}
+    hotter = cell(20, entry={"cpu_temp_c": 75.0}, asked={"preheat_s": 300.0})
+    assert list(flagged([*cold, *warm, hotter])) == [20]
+
+
 def test_traced_unfinished_and_warm_up_runs_are_no_reference_and_not_judged():
     slow = cell(3, tok_s=7.0)
     me = Sibling.of(slow, derive(slow))

@@ -7,7 +7,7 @@ campaigns in which order or device state masqueraded as configuration:
 2. compute per token rising while active experts fall: fewer experts cannot cost more, so the one with fewer is at fault;
 3. one configuration, equal bytes and hit rate, and a time beyond its siblings' spread;
 4. time drifting with the position in the order (a Mann-Kendall test within each configuration, 1 % two-sided);
-5. an entry clearly hotter, clocked lower or with less memory than the siblings'.
+5. an entry clearly hotter, clocked lower or with less memory than that of the siblings with the same pre-heat.
 
 Only the cell that is worse is flagged, never the clean one beside it. Runs that are another kind of number (traced,
 unfinished, warm-ups) are no reference for anybody.
@@ -16,7 +16,7 @@ unfinished, warm-ups) are no reference for anybody.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bmoe_proto.contract.flags import read_argv
@@ -269,9 +269,23 @@ _ENTRY: tuple[tuple[str, Callable[[float, float], bool], str], ...] = (
 )
 
 
+def _preheat_s(sibling: Sibling) -> float:
+    asked = sibling.run.get("asked")
+    return (number(asked.get("preheat_s")) or 0.0) if isinstance(asked, Mapping) else 0.0
+
+
 def _entry(family: Sequence[Sibling]) -> Iterator[Sign]:
+    # A cell that was to be heated first enters hot by design: it is judged among those that were, too.
+    alike: dict[float, list[Sibling]] = {}
+    for one in family:
+        alike.setdefault(_preheat_s(one), []).append(one)
+    for runs in alike.values():
+        yield from _entry_of(runs)
+
+
+def _entry_of(runs: Sequence[Sibling]) -> Iterator[Sign]:
     for fact, worse, words in _ENTRY:
-        states = _known(family, fact)
+        states = _known(runs, fact)
         level = median(value for value, _ in states)
         if level is None or len(states) < 3:
             continue
