@@ -11,8 +11,11 @@ import contextlib
 import hashlib
 import os
 import re
+import selectors
+import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bmoe_proto.contract.flags import BY_SPELLING
@@ -20,7 +23,9 @@ from bmoe_proto.v1 import telemetry_pb2 as pb
 from google.protobuf import json_format
 
 _TIMEOUT_S = 20
+_LOOK_S = 0.05
 _TEXT_LIMIT = 256 * 1024
+_PIPE_BYTES = 1 << 20  # the most an unprivileged program's pipe holds
 _BLOCK = 1 << 20
 _FLAG = re.compile(r"(?<![\w-])(--?[A-Za-z][A-Za-z0-9-]*)")
 # The dynamic linkers of Android and glibc, and the kernel's answer to a binary of another machine.
@@ -45,9 +50,13 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def describe(
-    path: str | os.PathLike[str], cache_dir: Path, name: str = "", environment: Mapping[str, str] | None = None
+    path: str | os.PathLike[str],
+    cache_dir: Path,
+    name: str = "",
+    environment: Mapping[str, str] | None = None,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> pb.EngineFacts:
-    """Facts of the binary. Raises EngineError when it is not there or does not start.
+    """Facts of the binary. Raises EngineError when it is not there or does not start, or when `stopping` says so meanwhile.
 
     Two cached steps: (path, size, mtime, inode) to sha256, sha256 (and what the environment changes) to the texts.
     """
@@ -67,7 +76,7 @@ def describe(
     place = cache_dir / f"engine-{digest}-{hashlib.sha256(marks).hexdigest()[:12]}.json"
     facts = _load(place)
     if facts is None:
-        version, help_text = (_ask(binary, flag, environment) for flag in ("--version", "--help"))
+        version, help_text = (_ask(binary, flag, environment, stopping) for flag in ("--version", "--help"))
         facts = pb.EngineFacts(version_text=version, help_text=help_text)
         _store(place, facts)
     facts.name, facts.path, facts.size, facts.sha256 = name, str(path), stat.st_size, digest
@@ -123,27 +132,37 @@ def linker_failure(text: str) -> str:
     return ""
 
 
-def _ask(binary: str, flag: str, environment: Mapping[str, str] | None) -> str:
+def _ask(binary: str, flag: str, environment: Mapping[str, str] | None, stopping: Callable[[], bool]) -> str:
     """What the binary prints for one flag, both streams (0.19 prints usage on stdout, others on stderr)."""
     try:
-        ran = subprocess.run(
+        ran = subprocess.Popen(
             [binary, flag],
-            capture_output=True,
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=clean_environment(environment),
-            timeout=_TIMEOUT_S,
-            check=False,
             cwd=os.path.dirname(binary) or "/",
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired as problem:
-        raise EngineError(
-            f"{binary} {flag}: no end after {_TIMEOUT_S} s: it is no bmoe-cli, or the phone is frozen"
-        ) from problem
     except OSError as problem:
         raise EngineError(
             f"{binary} {flag}: {problem.strerror}: is it built for this machine ({os.uname().machine})?"
         ) from problem
-    texts = [part.decode("utf-8", "replace")[:_TEXT_LIMIT] for part in (ran.stdout, ran.stderr)]
+    with ran:
+        try:
+            said = _said(ran, stopping)
+        finally:
+            # Before it is waited for, so that the number is still its own; what it started goes with it.
+            with contextlib.suppress(OSError):
+                os.killpg(ran.pid, signal.SIGKILL)
+    if said is None:
+        why = (
+            "the agent stops"
+            if stopping()
+            else f"no end after {_TIMEOUT_S} s: it is no bmoe-cli, or the phone is frozen"
+        )
+        raise EngineError(f"{binary} {flag}: {why}")
+    texts = [part.decode("utf-8", "replace") for part in said]
     broken = linker_failure(texts[1]) or linker_failure(texts[0])
     if broken:
         raise EngineError(
@@ -158,6 +177,35 @@ def _ask(binary: str, flag: str, environment: Mapping[str, str] | None) -> str:
     if not text.strip():
         raise EngineError(f"{binary} {flag}: exit {ran.returncode} and no text: it is no bmoe-cli")
     return text
+
+
+def _said(ran: subprocess.Popen[bytes], stopping: Callable[[], bool]) -> list[bytearray] | None:
+    """The beginning of what a program prints on each stream until it ends; None when it does not end.
+
+    Whatever it prints costs no more memory than that, and a process that it left behind is not waited for.
+    """
+    assert ran.stdout is not None
+    assert ran.stderr is not None
+    texts = [bytearray(), bytearray()]
+    deadline = time.monotonic() + _TIMEOUT_S
+    with selectors.DefaultSelector() as waiting:
+        for stream, text in zip((ran.stdout, ran.stderr), texts, strict=True):
+            waiting.register(stream, selectors.EVENT_READ, text)
+        while time.monotonic() < deadline and not stopping():
+            ended = os.waitid(os.P_PID, ran.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+            if waiting.get_map():
+                ready = waiting.select(0 if ended else _LOOK_S)
+            else:
+                ready = []
+                time.sleep(0 if ended else _LOOK_S)
+            for key, _ in ready:
+                data = os.read(key.fd, _PIPE_BYTES)
+                key.data.extend(data[: max(0, _TEXT_LIMIT - len(key.data))])
+                if not data:
+                    waiting.unregister(key.fileobj)
+            if ended:
+                return texts
+    return None
 
 
 def _cached_sha256(binary: str, stat: os.stat_result, cache_dir: Path) -> str:

@@ -23,8 +23,8 @@ from typing import Self
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_agent import __version__, config, device
-from bmoe_agent import engine as engines
 from bmoe_agent.context import Clock, Context, boot_id, roots_here
+from bmoe_agent.engine_facts import EngineFacts
 from bmoe_agent.gates import Gates
 from bmoe_agent.night import Night
 from bmoe_agent.runner_live import log
@@ -99,7 +99,7 @@ class Supervisor:
             raise
         settings = self.context.config
         self.night = Night(self.context)
-        self._engine_facts: dict[str, pb.EngineFacts] = {}
+        self._engine_facts = EngineFacts(self.context.home / "cache", self.context.stop.is_set)
         self._sampling = threading.Lock()
         self._sampler: Sampler | None = None
         self._readable_gates: tuple[list[str], dict[str, str]] = ([], {})
@@ -158,6 +158,7 @@ class Supervisor:
             self._thread.join()
         if self._server is not None:
             self._server.stop()
+        self._engine_facts.join()
         with self._sampling:
             if self._sampler is not None:
                 self._sampler.close()
@@ -207,15 +208,16 @@ class Supervisor:
         )
         if now.tok_s is not None and now.measuring:
             reply.tok_s = now.tok_s
+        configured = list(context.config.engines.values())
         if now.state in {"idle", "between"}:
             readable, unreadable = self._readable()
             reply.gates.extend(readable)
             reply.unreadable.update(unreadable)
             reply.models.extend(context.config.models())
-            reply.engine_facts.extend(self._engines())
+            reply.engine_facts.extend(self._engine_facts.of(configured))
             reply.sample.CopyFrom(self._idle_sample())
         else:
-            reply.engine_facts.extend(self._engine_facts.values())
+            reply.engine_facts.extend(self._engine_facts.known(configured))
         return reply
 
     def state(self) -> str:
@@ -279,18 +281,6 @@ class Supervisor:
                 self._readable_gates = self.context.gates.readable()
                 self._readable_at = time.monotonic()
             return self._readable_gates
-
-    def _engines(self) -> list[pb.EngineFacts]:
-        """Facts of every configured engine; one that cannot be asked says why in its help text's place."""
-        context = self.context
-        for name, engine in context.config.engines.items():
-            library = {"LD_LIBRARY_PATH": engine.ld_library_path} if engine.ld_library_path else {}
-            try:
-                facts = engines.describe(engine.path, context.home / "cache", name, library)
-            except engines.EngineError as error:
-                facts = pb.EngineFacts(name=name, path=str(engine.path), version_text=f"cannot be asked: {error}")
-            self._engine_facts[name] = facts
-        return list(self._engine_facts.values())
 
     def _idle_sample(self) -> pb.Sample:
         with self._sampling:

@@ -1,10 +1,16 @@
 """Asking a binary what it is, with scripts that answer as engines of several ages do."""
 
 import os
+import resource
+import threading
+import time
 
 import pytest
 from bmoe_agent import engine
+from bmoe_agent.config import EngineConfig
+from bmoe_agent.engine_facts import EngineFacts
 from bmoe_proto.v1 import telemetry_pb2 as pb
+from support.agents import wait_for
 
 pytestmark = pytest.mark.agent
 
@@ -154,3 +160,68 @@ def test_the_environment_keeps_what_programs_need(monkeypatch):
     assert engine.clean_environment()["HOME"] == "/home/x"
     assert set(engine.clean_environment()) <= {"HOME", "PATH", "TMPDIR", "LANG", "ANDROID_ROOT", "ANDROID_DATA"}
     assert os.environ["PATH"] == engine.clean_environment()["PATH"]
+
+
+def test_a_binary_that_never_stops_talking_costs_little_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "_TIMEOUT_S", 1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(engine.EngineError, match="no end after"):
+        engine.describe(script(tmp_path, "exec yes a long line of nothing that helps anybody"), tmp_path / "cache")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10
+
+
+def test_what_a_binary_leaves_behind_is_neither_waited_for_nor_left_running(tmp_path):
+    path = script(tmp_path, f"echo usage: -n; sleep 1000 & echo $! >>'{tmp_path}/left'")
+    began = time.monotonic()
+    assert engine.describe(path, tmp_path / "cache").help_text == "usage: -n\n"
+    assert time.monotonic() - began < 10
+    left = [int(line) for line in (tmp_path / "left").read_text().split()]
+    assert len(left) == 2
+    wait_for(lambda: not any(alive(pid) for pid in left), "its children's end")
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False
+
+
+def configured(path):
+    return EngineConfig(path.name, path)
+
+
+def test_nobody_waits_for_an_engine_that_does_not_answer(tmp_path):
+    """A host that asks what a phone has gets the others' facts at once, and that one's when there are some."""
+    stop = threading.Event()
+    hung = script(tmp_path, f"while [ ! -e '{tmp_path}/go' ]; do sleep 0.05; done; echo 'usage: -n'", "hung")
+    facts = EngineFacts(tmp_path / "cache", stop.is_set)
+    engines = [configured(script(tmp_path, GOOD, "good")), configured(hung)]
+    good, silent = facts.of(engines, wait_s=1.0)
+    assert (good.version_text, silent.version_text) == (
+        "bmoe-cli 0.19.0\n",
+        "cannot be asked: it has not answered yet",
+    )
+    assert [one.name for one in facts.of(engines, wait_s=0)] == ["good", "hung"]
+    (tmp_path / "go").touch()
+    assert facts.of(engines, wait_s=30)[1].version_text == "usage: -n\n"
+    assert asked(tmp_path) == ["--version", "--help", "--version", "--help"]
+    stop.set()
+
+
+def test_asking_ends_with_the_agent_and_a_failure_is_not_asked_again_at_once(tmp_path):
+    stop = threading.Event()
+    facts = EngineFacts(tmp_path / "cache", stop.is_set)
+    broken, hung = script(tmp_path, "exit 3", "broken"), script(tmp_path, "exec sleep 1000", "hung")
+    for _ in range(3):
+        (said,) = facts.of([configured(broken)], wait_s=30)
+        assert "exit 3 and no text" in said.version_text
+    assert asked(tmp_path) == ["--version"]
+    script(tmp_path, GOOD, "broken")
+    assert facts.of([configured(broken)], wait_s=30)[0].version_text == "bmoe-cli 0.19.0\n"
+    assert facts.of([configured(hung)], wait_s=0.3)[0].help_text == ""
+    stop.set()
+    began = time.monotonic()
+    facts.join()
+    assert time.monotonic() - began < 10
