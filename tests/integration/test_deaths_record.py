@@ -158,9 +158,10 @@ def test_heat_and_an_empty_battery_end_a_cell(tmp_path: Path) -> None:
     capacity = tmp_path / "tree/sys/class/power_supply/battery/capacity"
     with agent(tmp_path, SETTINGS) as phone:
         phone.env["BMOE_AGENT_TREE"] = str(tmp_path / "tree")
-        cells = [cell("hot", n_predict=1900), cell("last")]
+        cells = [cell("hot", n_predict=1900), cell("last"), cell("heats", preheat_s=600, n_predict=1900)]
         for one in cells:
             one.watchdog.max_cpu_temp_c = 90
+        cells[2].watchdog.max_cpu_temp_c = 40  # what the tree says is 41 from then on
         asked = plan(cells)
         phone.start()
         submit(phone, asked)
@@ -177,6 +178,7 @@ def test_heat_and_an_empty_battery_end_a_cell(tmp_path: Path) -> None:
     assert ends(found) == {
         "hot": ("aborted", "thermal"),
         "last": ("ok", "tokens"),
+        "heats": ("aborted", "thermal"),
         "empty": ("skipped", "gate:limit"),
         "empty too": ("skipped", "gate:limit"),
     }
@@ -184,6 +186,9 @@ def test_heat_and_an_empty_battery_end_a_cell(tmp_path: Path) -> None:
     (note,) = [note for note in found.table("notes", found.of("hot")) if note["code"] == "watchdog"]
     assert (note["facts"]["rule"], note["facts"]["seen"]) == ("temperature", 96.5)
     assert "min_battery_pct: 11 % and not charging" in told(found.of("empty"))
+    (note,) = [note for note in found.table("notes", found.of("heats")) if note["code"] == "preheat"]
+    assert "no longer: 41 °C, the cell's bound is 40 °C" in note["text"]
+    assert note["facts"]["s"] < 60
 
 
 def ended_cells(phone: Agent) -> int:

@@ -84,6 +84,7 @@ def test_a_machine_slowed_by_half_is_noticed(tmp_path, half_a_cpu):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_at_most_two_false_alarms_in_two_hundred_idle_probes(tmp_path):
     """Wants an idle machine. 0.8 is what a plan would ask of a phone; a virtual machine's own speed varies as well."""
     probe(tmp_path, -15)
@@ -93,6 +94,7 @@ def test_at_most_two_false_alarms_in_two_hundred_idle_probes(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_competing_load_on_every_cpu_is_noticed(tmp_path):
     """Wants an idle machine."""
     probe(tmp_path, -10)
