@@ -128,6 +128,34 @@ def test_each_rule_refuses_what_it_is_for_and_force_answers_all_the_same(change,
     assert forced.comparable is False or change.get("severity") == "fail" or "outcome" in change
 
 
+def test_two_draft_sources_are_not_one_kind_and_neither_is_a_run_beside_itself():
+    a, b = (
+        changed(side, codes=["speculative"], facts={"spec": spec})
+        for side, spec in zip(sides(), ("mtp", "ngram"), strict=True)
+    )
+    assert compare(a, b, no_tokens).reasons == ("different draft sources: mtp, ngram",)
+    one, other = sides()
+    shared = compare(one, Side("B", (*other.runs, one.runs[0])), no_tokens)
+    assert "both sides have a run in common" in shared.reasons
+
+
+def test_models_without_an_identity_are_told_apart_by_name_and_size():
+    a, b = (changed(side, model_identity=None, model_size=5) for side in sides())
+    assert compare(a, b, no_tokens).comparable
+    assert compare(changed(a, model_name="/x/m.gguf"), b, no_tokens).comparable
+    assert "different models: m.gguf, n.gguf" in compare(a, changed(b, model_name="n.gguf"), no_tokens).reasons
+    assert "model files of different size: 5, 6" in compare(a, changed(b, model_size=6), no_tokens).reasons
+
+
+def test_other_phones_days_and_boots_are_told():
+    a, b = sides()
+    assert compare(a, b, no_tokens).notes == ()
+    assert "the runs are from more than one phone" in compare(a, changed(b, agent_uuid="q"), no_tokens).notes
+    for other in ({"boot_id": "c"}, {"started_wall_ns": 3 * 86_400 * 10**9}):
+        late = Side("B", (*b.runs[:-1], *changed(Side("", b.runs[-1:]), **other).runs))
+        assert any("more than one day or boot" in note for note in compare(a, late, no_tokens).notes)
+
+
 def test_stall_of_another_meaning_is_refused_only_where_reads_overlap():
     a, b = sides()
     old = changed(b, facts={"stall_meaning": "per-thread mean"}, engine_version="0.19.0")

@@ -89,6 +89,7 @@ CASES = [
     ("load_all", "fail", with_argv("--load-all")),
     ("incomplete", "fail", clean(turns=(turn(tokens=None, summary={}),))),
     ("incomplete", "fail", clean(run=run(outcome="lost"), turns=(), csv=Rows({}))),
+    ("incomplete", "fail", clean(run=run(outcome="started"))),
     ("incomplete", "fail", clean(run=run(outcome="skipped"), turns=(), csv=Rows({}))),
     ("incomplete", "fail", clean(turns=(turn(cancelled=True, state="cancelled"),))),
     ("incomplete", "fail", clean(csv=rows(TOKENS - 5))),
@@ -246,6 +247,8 @@ def test_evidence_has_the_numbers():
     drafted = replace(with_preamble(spec="ngram"), turns=ended(**MTP_END).turns)
     assert "50.0% of 10 drafts accepted" in evidence(drafted, "speculative")
     assert "drafted on 100.0% of 200 decodes" in evidence(drafted, "speculative")
+    idle = replace(with_preamble(spec="ngram"), turns=ended(mtp_decodes=256).turns)
+    assert "nothing was drafted" in evidence(idle, "speculative")
     assert "4-7" in evidence(entry(cpus_allowed="0-3"), "big_cores_excluded")
 
 
