@@ -25,33 +25,36 @@ _NAMES: tuple[tuple[str, str], ...] = (
     (r"(?i)embd|inp_", "embedding"),
     (r"(?i)norm", "norm"),
 )
+_SUMS = (pl.len().alias("nodes"), pl.col("wall_ns").sum(), pl.col("majflt").sum())
 
 
 def ops(trace: Trace, chosen: Selection) -> View:
     """Time and faults by op and part, most time first. A layer trace has one op, `LAYER`."""
-    frame = chosen.of(trace.frame).with_columns(part=_part())
     table = (
-        frame.group_by("op", "part")
-        .agg(pl.len().alias("nodes"), pl.col("wall_ns").sum(), pl.col("majflt").sum())
+        _by_part(_rows(trace, chosen), "op", "name")
+        .group_by("op", "part")
+        .agg(pl.col("nodes", "wall_ns", "majflt").sum())
         .sort(["wall_ns", "op", "part"], descending=[True, False, False])
-        .collect(engine="streaming")
     )
     return View("ops", _facts(trace, chosen, table), _shares(table), _notes(trace))
 
 
 def layers(trace: Trace, chosen: Selection) -> View:
     """Time and faults by layer, or by segment for a per-layer trace (`pre`, `blk.<il>`, `post`)."""
-    frame = chosen.of(trace.frame)
-    segment = pl.col("name") if trace.layer_granularity else pl.col("layer").cast(pl.String)
+    rows_read = _rows(trace, chosen)
+    segment = "name" if trace.layer_granularity else "layer"
+    keys = dict.fromkeys((segment, "layer"))
     table = (
-        frame.with_columns(segment=segment)
+        rows_read.group_by(*keys, "turn", "phase", "step")
+        .agg(*_SUMS)
+        .collect(engine="streaming")
+        .with_columns(segment=pl.col(segment).cast(pl.String))
         .group_by("segment")
         .agg(
             pl.col("layer").min(),
-            pl.len().alias("rows"),
+            pl.col("nodes").sum().alias("rows"),
             pl.struct("turn", "phase", "step").n_unique().alias("decodes"),
-            pl.col("wall_ns").sum(),
-            pl.col("majflt").sum(),
+            pl.col("wall_ns", "majflt").sum(),
         )
         .with_columns(
             rank=pl.when(pl.col("segment") == "pre")
@@ -62,7 +65,6 @@ def layers(trace: Trace, chosen: Selection) -> View:
         )
         .sort("rank", "segment")
         .drop("rank")
-        .collect(engine="streaming")
     )
     rows = [{**row, "wall_ms_per_decode": row["wall_ns"] / 1e6 / row["decodes"]} for row in _shares(table)]
     return View("layers", _facts(trace, chosen, table), rows, _notes(trace))
@@ -70,16 +72,13 @@ def layers(trace: Trace, chosen: Selection) -> View:
 
 def faults(trace: Trace, chosen: Selection) -> View:
     """Where major faults were served: by layer and op, most faults first, with the time of the nodes that faulted."""
-    frame = chosen.of(trace.frame).filter(pl.col("majflt") > 0).with_columns(part=_part())
     table = (
-        frame.group_by("layer", "op", "part")
-        .agg(pl.len().alias("nodes"), pl.col("wall_ns").sum(), pl.col("majflt").sum())
+        _by_part(_rows(trace, chosen).filter(pl.col("majflt") > 0), "layer", "op", "name")
+        .group_by("layer", "op", "part")
+        .agg(pl.col("nodes", "wall_ns", "majflt").sum())
         .sort(["majflt", "layer", "op", "part"], descending=[True, False, False, False])
-        .collect(engine="streaming")
     )
-    everything = (
-        chosen.of(trace.frame).select(pl.col("majflt").sum(), pl.col("wall_ns").sum()).collect(engine="streaming")
-    )
+    everything = _rows(trace, chosen).select(pl.col("majflt", "wall_ns").sum()).collect(engine="streaming")
     total_faults, total_ns = (int(value or 0) for value in everything.row(0))
     rows = [
         {
@@ -97,6 +96,15 @@ def faults(trace: Trace, chosen: Selection) -> View:
         "wall_share_of_faulting_nodes": in_faulting / total_ns if total_ns else None,
     }
     return View("faults", facts, rows, _notes(trace))
+
+
+def _rows(trace: Trace, chosen: Selection) -> pl.LazyFrame:
+    return trace.rows(chosen, "turn", "phase", "step", "layer", "op", "name", "wall_ns", "majflt")
+
+
+def _by_part(frame: pl.LazyFrame, *keys: str) -> pl.DataFrame:
+    """Sums by names as they are, a few thousand, and the part of each: patterns are not tried on every row."""
+    return frame.group_by(keys).agg(*_SUMS).collect(engine="streaming").with_columns(part=_part())
 
 
 def _part() -> pl.Expr:
@@ -123,15 +131,11 @@ def _shares(table: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def _facts(trace: Trace, chosen: Selection, table: pl.DataFrame) -> dict[str, Any]:
-    decodes = (
-        chosen.of(trace.frame).select(pl.struct("turn", "phase", "step").n_unique()).collect(engine="streaming").item()
-    )
-    phases = (
-        chosen.of(trace.frame).select(pl.col("phase").unique().sort()).collect(engine="streaming")["phase"].to_list()
-    )
+    decodes = _rows(trace, chosen).select("turn", "phase", "step").unique().collect(engine="streaming")
+    phases = decodes["phase"].unique().sort().to_list()
     return {
         "granularity": "layer" if trace.layer_granularity else "node",
-        "decodes": int(decodes or 0),
+        "decodes": decodes.height,
         "wall_ns": int(table["wall_ns"].sum() or 0),
         "majflt": int(table["majflt"].sum() or 0),
         "phases": [PHASES.get(phase, str(phase)) for phase in phases],

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from bmoe_collector.traces.arrays import dense
+from bmoe_collector.traces.cells import CELL, Cells
 from bmoe_collector.traces.read import Selection, Trace, View
 from bmoe_collector.traces.reuse import layer_bytes
 
@@ -31,25 +33,24 @@ def curve(
 
     Without `budgets_mib` five budgets are taken: 10, 25, 50, 75 and 100 % of the working set.
     """
-    frame = chosen.of(trace.frame).filter(pl.col("dropped").fill_null(0) != 1)
-    rows = (
-        frame.sort("turn", "phase", "step", "layer", "slot")
-        .select("layer", "expert", "residency")
-        .collect(engine="streaming")
-    )
+    looked_up = trace.rows(chosen, *CELL, "slot", "expert", "residency", "dropped")
+    looked_up = looked_up.filter(pl.col("dropped").fill_null(0) != 1)
+    rows = Cells(looked_up.collect(engine="streaming"), within="slot")
     notes = list(trace.notes())
     if not rows.height:
         return View("curve", {"accesses": 0}, [], (*notes, "nothing was looked up in this selection"))
-    sizes_by_layer = layer_bytes(trace)
-    unknown = sorted(layer for layer in rows["layer"].unique().to_list() if not sizes_by_layer.get(layer))
+    layer, layers = dense(rows.column("layer"))
+    expert, experts = dense(rows.column("expert"))
+    ids, pairs = dense(layer * len(experts) + expert)
+    served = int((rows.column("residency") > 0).sum())
+    sizes_by_layer = layer_bytes(trace, layers.tolist())
+    unknown = sorted(layer for layer, size in sizes_by_layer.items() if not size)
     if unknown:
         notes.append(f"bytes of an expert are unknown for layers {unknown}: each counted as one byte")
-    pairs = rows["layer"].cast(pl.Int64).to_numpy() * (1 << 32) + rows["expert"].cast(pl.Int64).to_numpy()
-    unique, ids = np.unique(pairs, return_inverse=True)
-    sizes = [int(sizes_by_layer.get(int(pair >> 32)) or 1) for pair in unique]
+    sizes = [sizes_by_layer[layer] or 1 for layer in layers[pairs // len(experts)].tolist()]
     if len(set(sizes)) > 1:
         notes.append("layers have experts of several sizes: the offline rule is close to the optimum, not exactly it")
-    accesses = array("q", ids.astype(np.int64).tobytes())
+    accesses = array("q", ids.tobytes())
     working_set = sum(sizes)
     wanted = [int(mib * 1048576) for mib in budgets_mib] or [
         working_set * part // 100 for part in (10, 25, 50, 75, 100)
@@ -61,7 +62,6 @@ def curve(
         for policy in policies:
             row[policy] = hits(policy, accesses, sizes, budget, upcoming) / len(accesses)
         table.append(row)
-    served = int((rows["residency"] > 0).sum())
     facts = {
         "accesses": len(accesses),
         "entries": len(sizes),

@@ -7,44 +7,67 @@ bandwidth of a class is bytes by busy time of its reads, not by wall time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
+from bmoe_collector.traces.arrays import Ints, dense, nearest, packed, starts
+from bmoe_collector.traces.cells import CELL
 from bmoe_collector.traces.read import Selection, Trace, View
-from bmoe_collector.traces.route import observed
+
+_READ = ("read_bytes", "latency_ns")
+_NO_LAYER = -(1 << 31)
 
 
 def latency(trace: Trace, chosen: Selection) -> View:
     """Latency percentiles over all reads, by phase and by whether the read was speculative."""
-    reads = (
-        chosen.of(trace.frame).select("phase", "spec", "proj", "latency_ns", "read_bytes").collect(engine="streaming")
-    )
-    groups: list[tuple[str, pl.DataFrame]] = [("all", reads)]
-    for phase, name in ((0, "prefill"), (1, "decode")):
-        groups.append((name, reads.filter(pl.col("phase") == phase)))
-    for spec, name in ((0, "demanded"), (1, "speculative")):
-        groups.append((name, reads.filter(pl.col("spec") == spec)))
-    projections = sorted(value for value in reads["proj"].unique().to_list() if value is not None)
-    groups.extend((f"projection {proj}", reads.filter(pl.col("proj") == proj)) for proj in projections)
-    rows = [{"reads_of": name, **_latencies(group)} for name, group in groups if group.height]
+    reads = trace.rows(chosen, "phase", "spec", "proj", *_READ).collect(engine="streaming")
+    taken, pulled = _numbers(reads, "latency_ns"), _numbers(reads, "read_bytes")
+    rows = []
+    for name, mine in _kinds(reads):
+        some = taken if mine is None else taken[mine]
+        if len(some):
+            ordered = np.sort(some)
+            rows.append(
+                {
+                    "reads_of": name,
+                    "reads": len(some),
+                    "mean_us": int(some.sum()) / len(some) / 1e3,
+                    **{f"p{percent}_us": (nearest(ordered, percent / 100) or 0) / 1e3 for percent in (50, 90, 95, 99)},
+                    "max_us": int(ordered[-1]) / 1e3,
+                    "mib_s": _bandwidth(pulled if mine is None else pulled[mine], some),
+                }
+            )
     return View("latency", _facts(reads), rows, trace.notes())
 
 
-def _latencies(group: pl.DataFrame) -> dict[str, Any]:
-    values = group["latency_ns"]
-    return {
-        "reads": group.height,
-        "mean_us": float(values.mean() or 0) / 1e3,  # type: ignore[arg-type]
-        **{f"p{percent}_us": (observed(values, percent / 100) or 0) / 1e3 for percent in (50, 90, 95, 99)},
-        "max_us": float(values.max() or 0) / 1e3,  # type: ignore[arg-type]
-        "mib_s": _bandwidth(group),
-    }
+def _kinds(reads: pl.DataFrame) -> Iterator[tuple[str, npt.NDArray[np.bool_] | None]]:
+    yield "all", None
+    for column, value, name in (
+        ("phase", 0, "prefill"),
+        ("phase", 1, "decode"),
+        ("spec", 0, "demanded"),
+        ("spec", 1, "speculative"),
+    ):
+        yield name, _equal(reads[column], value)
+    for proj in reads["proj"].unique().drop_nulls().sort().to_list():
+        yield f"projection {proj}", _equal(reads["proj"], proj)
 
 
-def _bandwidth(group: pl.DataFrame) -> float | None:
-    busy_ns = int(group["latency_ns"].sum())
-    return int(group["read_bytes"].sum()) / 1048576 / (busy_ns / 1e9) if busy_ns else None
+def _equal(values: pl.Series, value: int) -> npt.NDArray[np.bool_]:
+    return (values == value).fill_null(value=False).to_numpy()
+
+
+def _numbers(reads: pl.DataFrame, name: str) -> Ints:
+    return reads[name].fill_null(0).to_numpy()
+
+
+def _bandwidth(pulled: Ints, taken: Ints) -> float | None:
+    busy_ns = int(taken.sum())
+    return int(pulled.sum()) / 1048576 / (busy_ns / 1e9) if busy_ns else None
 
 
 def _facts(reads: pl.DataFrame) -> dict[str, Any]:
@@ -59,45 +82,65 @@ def _facts(reads: pl.DataFrame) -> dict[str, Any]:
 
 def size(trace: Trace, chosen: Selection) -> View:
     """Reads by the power of two their request fits in: bandwidth and alignment waste of each class."""
-    reads = chosen.of(trace.frame).select("req_bytes", "read_bytes", "latency_ns", "spec").collect(engine="streaming")
-    fits = pl.col("req_bytes").clip(1).log(2).ceil().cast(pl.Int32)
+    reads = trace.rows(chosen, "req_bytes", "spec", *_READ).collect(engine="streaming")
+    asked, pulled, taken = (_numbers(reads, name) for name in ("req_bytes", "read_bytes", "latency_ns"))
+    fits = np.frexp(np.maximum(asked, 1) - 1)[1]  # the bits that one byte fewer takes
     rows = []
-    for (exponent,), group in reads.with_columns(fits=fits).sort("fits").group_by("fits", maintain_order=True):
-        wanted, pulled = int(group["req_bytes"].sum()), int(group["read_bytes"].sum())
+    for exponent in dense(fits)[1].tolist():
+        mine = fits == exponent
         rows.append(
             {
-                "up_to_bytes": 1 << int(exponent),
-                "reads": group.height,
-                "req_bytes": wanted,
-                "read_bytes": pulled,
-                "waste": (pulled - wanted) / pulled if pulled else None,
-                "mib_s": _bandwidth(group),
-                "p50_us": (observed(group["latency_ns"], 0.5) or 0) / 1e3,
+                "up_to_bytes": 1 << exponent,
+                "reads": int(mine.sum()),
+                **_waste(asked[mine], pulled[mine]),
+                "mib_s": _bandwidth(pulled[mine], taken[mine]),
+                "p50_us": (nearest(np.sort(taken[mine]), 0.5) or 0) / 1e3,
             }
         )
-    wanted, pulled = int(reads["req_bytes"].sum()), int(reads["read_bytes"].sum())
-    facts = {**_facts(reads), "req_bytes": wanted, "waste": (pulled - wanted) / pulled if pulled else None}
-    return View("size", facts, rows, trace.notes())
+    whole = _waste(asked, pulled)
+    return View(
+        "size", {**_facts(reads), "req_bytes": whole["req_bytes"], "waste": whole["waste"]}, rows, trace.notes()
+    )
+
+
+def _waste(asked: Ints, pulled: Ints) -> dict[str, Any]:
+    wanted, got = int(asked.sum()), int(pulled.sum())
+    return {"req_bytes": wanted, "read_bytes": got, "waste": (got - wanted) / got if got else None}
 
 
 def lanes(trace: Trace, chosen: Selection) -> View:
     """What each I/O lane read, its busy time and share of it."""
-    reads = chosen.of(trace.frame).select("lane", "read_bytes", "latency_ns", "spec").collect(engine="streaming")
-    busy = int(reads["latency_ns"].sum())
-    rows = []
-    for (lane,), group in reads.sort("lane").group_by("lane", maintain_order=True):
-        rows.append(
-            {
-                "lane": lane,
-                "reads": group.height,
-                "speculative": int((group["spec"] == 1).sum()),
-                "read_bytes": int(group["read_bytes"].sum()),
-                "busy_ms": int(group["latency_ns"].sum()) / 1e6,
-                "busy_share": int(group["latency_ns"].sum()) / busy if busy else None,
-                "mib_s": _bandwidth(group),
-            }
+    table = (
+        trace.rows(chosen, "lane", "spec", *_READ)
+        .group_by("lane")
+        .agg(
+            pl.len().alias("reads"),
+            (pl.col("spec") == 1).sum().alias("speculative"),
+            pl.col("read_bytes").sum(),
+            pl.col("latency_ns").sum(),
         )
-    return View("lanes", {**_facts(reads), "lanes": len(rows)}, rows, trace.notes())
+        .sort("lane")
+        .collect(engine="streaming")
+    )
+    busy = int(table["latency_ns"].sum())
+    rows = [
+        {
+            **{name: row[name] for name in ("lane", "reads", "speculative", "read_bytes")},
+            "busy_ms": row["latency_ns"] / 1e6,
+            "busy_share": row["latency_ns"] / busy if busy else None,
+            "mib_s": row["read_bytes"] / 1048576 / (row["latency_ns"] / 1e9) if row["latency_ns"] else None,
+        }
+        for row in table.to_dicts()
+    ]
+    count = int(table["reads"].sum())
+    facts = {
+        "reads": count,
+        "read_bytes": int(table["read_bytes"].sum()),
+        "busy_ms": busy / 1e6,
+        "speculative_share": int(table["speculative"].sum()) / count if count else None,
+        "lanes": len(rows),
+    }
+    return View("lanes", facts, rows, trace.notes())
 
 
 def adjacency(trace: Trace, chosen: Selection) -> View:
@@ -105,25 +148,32 @@ def adjacency(trace: Trace, chosen: Selection) -> View:
 
     Offsets are taken as of one file; a model in shards can make this count a few pairs too many.
     """
-    key = ["turn", "phase", "step", "layer"]
-    reads = chosen.of(trace.frame).select(*key, "offset", "req_bytes", "read_bytes").sort([*key, "offset"])
-    reach = (pl.col("offset") + pl.col("req_bytes")).cum_max().shift(1).over(key)
-    table = (
-        reads.with_columns(joins=(pl.col("offset") <= reach).fill_null(value=False))
-        .group_by("layer")
-        .agg(
-            pl.len().alias("reads"),
-            pl.col("joins").sum().alias("joinable"),
-            pl.col("read_bytes").sum(),
-        )
-        .sort("layer")
-        .collect(engine="streaming")
-    )
-    rows = [
-        {**row, "would_be": row["reads"] - row["joinable"], "share": row["joinable"] / row["reads"]}
-        for row in table.to_dicts()
-    ]
-    count, joinable = int(table["reads"].sum() or 0), int(table["joinable"].sum() or 0)
+    rows: list[dict[str, Any]] = []
+    for portion in trace.portions(chosen, *CELL, "offset", "req_bytes", "read_bytes"):
+        layer, layers = dense(portion["layer"].fill_null(_NO_LAYER).to_numpy())
+        placed = (portion["offset"] + portion["req_bytes"]).is_not_null().to_numpy()
+        joins = np.zeros(portion.height, bool)
+        joins[placed] = _joins(portion.filter(placed), layer[placed])
+        counts = [
+            np.bincount(layer, minlength=len(layers)),
+            np.bincount(layer[joins], minlength=len(layers)),
+        ]
+        pulled = np.zeros(len(layers), np.int64)
+        np.add.at(pulled, layer, _numbers(portion, "read_bytes"))
+        for value, reads, joined, got in zip(
+            layers.tolist(), *(each.tolist() for each in (*counts, pulled)), strict=True
+        ):
+            rows.append(
+                {
+                    "layer": None if value == _NO_LAYER else value,
+                    "reads": reads,
+                    "joinable": joined,
+                    "read_bytes": got,
+                    "would_be": reads - joined,
+                    "share": joined / reads,
+                }
+            )
+    count, joinable = sum(row["reads"] for row in rows), sum(row["joinable"] for row in rows)
     facts = {
         "reads": count,
         "joinable": joinable,
@@ -131,3 +181,20 @@ def adjacency(trace: Trace, chosen: Selection) -> View:
         "share": joinable / count if count else None,
     }
     return View("adjacency", facts, rows, trace.notes())
+
+
+def _joins(reads: pl.DataFrame, layer: Ints) -> npt.NDArray[np.bool_]:
+    """Which reads begin within, or right after, what an earlier offset of the same decode and layer asked for."""
+    decode = packed(*(reads[name].to_numpy() for name in ("turn", "phase", "step")), layer)
+    offset = reads["offset"].to_numpy()
+    order = np.argsort(packed(decode, offset), kind="stable")
+    end = (offset + reads["req_bytes"].to_numpy())[order]
+    offset, decode = offset[order], decode[order]
+    group = np.zeros(len(order), np.int64)
+    group[starts(decode)[1:]] = 1
+    group = np.cumsum(group)
+    begins_at, ends_at = np.split(packed(np.tile(group, 2), np.concatenate((offset, end))), 2)
+    reach = np.maximum.accumulate(ends_at)  # of a later group it is larger whatever the ends
+    joins = np.zeros(len(order), bool)
+    joins[order[1:]] = (group[1:] == group[:-1]) & (begins_at[1:] <= reach[:-1])
+    return joins

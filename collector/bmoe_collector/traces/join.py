@@ -50,7 +50,7 @@ def with_metrics(trace: Trace, chosen: Selection, rows: Mapping[str, Sequence[An
         .group_by("turn", "step")
         .agg(*sums)
         .join(first, on="turn")
-        .with_columns(token=pl.col("step") - pl.col("first") + 1)
+        .with_columns(pl.col("turn", "step").cast(pl.Int64), token=pl.col("step").cast(pl.Int64) - pl.col("first") + 1)
         .sort("turn", "step")
         .drop("first")
         .collect(engine="streaming")

@@ -16,6 +16,7 @@ from bmoe_collector.common import UserError
 from bmoe_collector.traces.read import LayerFacts, Trace, open_trace
 
 _KEY = "bmoe_trace"
+_ROW_BYTES = 48
 
 
 def keep(csv: Path, parquet: Path) -> Path:
@@ -50,16 +51,18 @@ def open_kept(parquet: Path) -> Trace:
     try:
         told = json.loads(pl.read_parquet_metadata(parquet)[_KEY])
         layers = {int(layer): LayerFacts(*pair) for layer, pair in told["layers"].items()}
-        trace = Trace(
+        raw = pl.scan_parquet(parquet)
+        rows = int(raw.select(pl.len()).collect().item())
+        return Trace(
             told["kind"],
             str(parquet),
             told["facts"],
             layers,
-            pl.scan_parquet(parquet),
+            raw,
+            rows * _ROW_BYTES,
+            left_out=int(told["malformed"]),
             torn=told["torn"],
             absent=tuple(told["absent"]),
         )
-        trace.__dict__["malformed"] = told["malformed"]  # known from the CSV, where the rows still were
     except (pl.exceptions.PolarsError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{parquet}: is no trace kept as Parquet, or a damaged one: {error}") from None
-    return trace

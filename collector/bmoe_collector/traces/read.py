@@ -9,7 +9,7 @@ writer's death and is left out and told in `Trace.torn`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,13 +20,14 @@ import polars as pl
 from bmoe_collector.common import UserError
 
 _HEAD_BYTES = 1 << 20
+HELD_BYTES = 256 << 20
 _PAIR = re.compile(r"([A-Za-z_][\w/]*)=(.*?)(?=\s+[A-Za-z_][\w/]*=|$)")
 
 COLUMNS: Mapping[str, Mapping[str, Any]] = {
     "route": {
-        "turn": pl.Int64,
+        "turn": pl.Int32,
         "phase": pl.Int8,
-        "step": pl.Int64,
+        "step": pl.Int32,
         "layer": pl.Int32,
         "slot": pl.Int32,
         "expert": pl.Int32,
@@ -36,10 +37,10 @@ COLUMNS: Mapping[str, Mapping[str, Any]] = {
         "dropped": pl.Int8,
     },
     "compute": {
-        "turn": pl.Int64,
+        "turn": pl.Int32,
         "phase": pl.Int8,
-        "step": pl.Int64,
-        "seq": pl.Int64,
+        "step": pl.Int32,
+        "seq": pl.Int32,
         "layer": pl.Int32,
         "op": pl.String,
         "name": pl.String,
@@ -47,9 +48,9 @@ COLUMNS: Mapping[str, Mapping[str, Any]] = {
         "majflt": pl.Int64,
     },
     "io": {
-        "turn": pl.Int64,
+        "turn": pl.Int32,
         "phase": pl.Int8,
-        "step": pl.Int64,
+        "step": pl.Int32,
         "layer": pl.Int32,
         "expert": pl.Int32,
         "proj": pl.Int32,
@@ -81,23 +82,74 @@ class LayerFacts:
 
 @dataclass(frozen=True)
 class Trace:
-    """An opened trace; `frame` is lazy and holds every row that parses."""
+    """An opened trace. `raw` is every row of the file, unread, `size` about how many bytes they take in memory.
+
+    `left_out` is how many rows did not parse where they are known and no longer in `raw`, None where they are in it. Text that
+    is small beside memory is read once and held, at first the columns that are asked for; else it is read as asked.
+    """
 
     kind: str
     source: str
     facts: Mapping[str, str]
     layers: Mapping[int, LayerFacts]
-    frame: pl.LazyFrame
-    raw: pl.LazyFrame = field(default_factory=pl.LazyFrame)
+    raw: pl.LazyFrame
+    size: int
+    left_out: int | None = None
     torn: str | None = None
     absent: tuple[str, ...] = ()
+    _read: dict[str, pl.DataFrame] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def frame(self) -> pl.LazyFrame:
+        """Every row that parses, with every column."""
+        return self._with(self.raw.collect_schema().names())
 
     @cached_property
     def malformed(self) -> int:
         """Rows left out because a key column did not parse."""
-        if not self.raw.collect_schema().len():
-            return 0
-        return int(self.raw.select(_broken(self.kind).sum()).collect(engine="streaming").item() or 0)
+        if self.left_out is not None:
+            return self.left_out
+        if self.size <= HELD_BYTES:
+            self._with(())
+            return int(self._read["broken"].item())
+        return int(self.raw.select(self._broken.sum()).collect(engine="streaming").item() or 0)
+
+    def rows(self, chosen: Selection, *columns: str, **made: pl.Expr) -> pl.LazyFrame:
+        """Columns of the selected rows. Who needs several frames asks first for the one with the most columns."""
+        needed = (*columns, *(name for each in made.values() for name in each.meta.root_names()))
+        return chosen.of(self._with(needed)).select(*columns, **made)
+
+    def portions(self, chosen: Selection, *columns: str, **made: pl.Expr) -> Iterator[pl.DataFrame]:
+        """The same, read, in portions that fit in memory, at least one; a layer's rows are all in one."""
+        count = -(-self.size // HELD_BYTES)
+        if count <= 1:
+            yield self.rows(chosen, *columns, **made).collect(engine="streaming")
+            return
+        rows = chosen.of(self.frame)
+        layers = rows.select(pl.col("layer").unique().sort()).collect(engine="streaming")["layer"].to_list()
+        each = max(1, len(layers) // count)
+        for at in range(0, max(1, len(layers)), each):
+            some = pl.col("layer").is_in(layers[at : at + each], nulls_equal=True)
+            yield rows.filter(some).select(*columns, **made).collect(engine="streaming")
+
+    @property
+    def _broken(self) -> pl.Expr:
+        return pl.any_horizontal(*(pl.col(key).is_null() for key in KEYS[self.kind]))
+
+    def _with(self, columns: Collection[str]) -> pl.LazyFrame:
+        """Every row that parses, with these columns at least and those that say which rows parse and are selected."""
+        if self.left_out is not None:
+            return self.raw
+        if self.size > HELD_BYTES:
+            return self.raw.filter(~self._broken)
+        held = self._read.get("rows")
+        if held is None or not set(columns) <= set(held.columns):
+            first = dict.fromkeys((*KEYS[self.kind], "layer", *columns))
+            found = (self.raw.select(list(first)) if held is None else self.raw).collect(engine="streaming")
+            broken = found.select(self._broken)
+            held = found.filter(~broken.to_series()) if broken.to_series().any() else found
+            self._read.update(rows=held, broken=broken.sum())
+        return held.lazy()
 
     def notes(self) -> tuple[str, ...]:
         """What a reader of any view of this file must know."""
@@ -117,12 +169,12 @@ class Trace:
         except (KeyError, ValueError):
             return None
 
-    @property
+    @cached_property
     def layer_granularity(self) -> bool:
         """Whether a compute trace has one row a layer segment (`--compute-trace-layers`)."""
         if self.kind != "compute":
             return False
-        other = self.frame.filter(pl.col("op") != "LAYER").select("op").head(1).collect()
+        other = self.rows(Selection(), "op").filter(pl.col("op") != "LAYER").head(1).collect()
         return other.height == 0
 
 
@@ -154,12 +206,12 @@ class View:
 
     name: str
     facts: Mapping[str, Any]
-    rows: list[dict[str, Any]]
+    rows: Sequence[dict[str, Any]]
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As `bmoe trace --json` prints it."""
-        return {"view": self.name, "facts": dict(self.facts), "rows": self.rows, "notes": list(self.notes)}
+        return {"view": self.name, "facts": dict(self.facts), "rows": list(self.rows), "notes": list(self.notes)}
 
 
 def open_trace(path: str | Path, kind: str | None = None) -> Trace:
@@ -186,9 +238,9 @@ def open_trace(path: str | Path, kind: str | None = None) -> Trace:
             f"{file}: is not a decode trace: no `# route_trace`, `# compute_trace` or `# io_trace` header in it"
         )
     good_end, torn = _torn(file)
-    frame, raw = _scan(file, found, header, good_end)
     absent = tuple(name for name in COLUMNS[found] if name not in header)
-    return _checked(Trace(found, str(file), facts, layers, frame, raw, torn, absent), kind, file)
+    raw = _scan(file, found, header, good_end)
+    return _checked(Trace(found, str(file), facts, layers, raw, good_end, torn=torn, absent=absent), kind, file)
 
 
 def _checked(trace: Trace, kind: str | None, file: Path) -> Trace:
@@ -210,10 +262,9 @@ def read_head(text: str) -> tuple[str | None, dict[str, str], dict[int, LayerFac
                 kind = said[1]
                 continue
             pairs = {key: value.strip() for key, value in _PAIR.findall(line[1:].strip())}
-            if set(pairs) >= {"layer", "expert_bytes"} and pairs["layer"].lstrip("-").isdigit():
-                layers[int(pairs["layer"])] = LayerFacts(
-                    _whole(pairs.get("expert_bytes")), _whole(pairs.get("dense_bytes"))
-                )
+            layer = _whole(pairs.get("layer")) if "expert_bytes" in pairs else None
+            if layer is not None:
+                layers[layer] = LayerFacts(_whole(pairs.get("expert_bytes")), _whole(pairs.get("dense_bytes")))
             else:
                 facts.update(pairs)
         elif line.strip():
@@ -245,16 +296,15 @@ def _torn(file: Path) -> tuple[int, str | None]:
     return size - len(last), last.decode("utf-8", "replace")
 
 
-def _scan(file: Path, kind: str, header: list[str], good_end: int) -> tuple[pl.LazyFrame, pl.LazyFrame]:
+def _scan(file: Path, kind: str, header: list[str], good_end: int) -> pl.LazyFrame:
     types = COLUMNS[kind]
-    source: Any = file
-    if good_end != file.stat().st_size:
-        import mmap
-
-        with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            source = bytes(mapped[:good_end])
     if not header or good_end == 0:
-        return pl.LazyFrame(schema=dict(types)), pl.LazyFrame()
+        return pl.LazyFrame(schema=dict(types))
+    torn = good_end != file.stat().st_size
+    source: Any = file
+    if torn and good_end <= HELD_BYTES:
+        with file.open("rb") as stream:
+            source = stream.read(good_end)
     raw = pl.scan_csv(
         source,
         comment_prefix="#",
@@ -272,12 +322,10 @@ def _scan(file: Path, kind: str, header: list[str], good_end: int) -> tuple[pl.L
     if missing := [name for name in types if name in header and name not in found]:
         # a line of blanks or odd line ends above it: the columns' names are not where a CSV has them
         raise UserError(f"{file}: its header of columns cannot be read as a CSV's: no column {', '.join(missing)}")
+    if torn and source is file:
+        raw = raw.head(int(raw.select(pl.len()).collect(engine="streaming").item()) - 1)
     added = [pl.lit(None, dtype=dtype).alias(name) for name, dtype in types.items() if name not in header]
     raw = raw.with_columns(added)
     if "weight" in types:
         raw = raw.with_columns(pl.col("weight").fill_nan(None))
-    return raw.filter(~_broken(kind)), raw
-
-
-def _broken(kind: str) -> pl.Expr:
-    return pl.any_horizontal(*(pl.col(key).is_null() for key in KEYS[kind]))
+    return raw

@@ -10,64 +10,75 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
+from bmoe_collector.traces.arrays import dense, packed, starts
+from bmoe_collector.traces.cells import CELL, Cells
 from bmoe_collector.traces.read import Selection, Trace, View
 
-CELL = ("turn", "phase", "step", "layer")
 PHASES = {0: "prefill", 1: "decode"}
+_SIZE = pl.col("expert_bytes").fill_null(0)
+_DROPPED = pl.col("dropped").fill_null(0) == 1
+_RESIDENCY = pl.col("residency")
+_PROMISES = {
+    "read_bytes": _SIZE,
+    "unknown_weights": pl.col("weight").is_null(),
+    "dropped": _DROPPED,
+    "unknown_residency": ~_RESIDENCY.is_in([0, 1, 2]).fill_null(value=True),
+    "bytes_without_miss": (_RESIDENCY.fill_null(0) != 0) & (_SIZE > 0),
+    "bytes_of_dropped": _DROPPED & (_SIZE > 0),
+}
 
 
 def sanity(trace: Trace, chosen: Selection) -> View:
     """Does the file keep the format's promises; facts about the whole, one row for each turn and phase."""
-    frame = chosen.of(trace.frame)
-    width = trace.fact("n_expert_used")
-    cells = frame.group_by(CELL).agg(pl.len().alias("slots"))
-    per_step = frame.group_by("turn", "phase", "layer").agg(pl.col("step").n_unique().alias("steps"))
+    pieces, duplicates = [], 0
+    for portion in trace.portions(chosen, *CELL, "slot", **_PROMISES):
+        found = Cells(portion)
+        pieces.append(
+            found.keys.with_columns(
+                pl.Series("slots", found.widths),
+                *(pl.Series(name, found.sums(found.column(name))) for name in _PROMISES),
+            )
+        )
+        key = np.sort(packed(np.repeat(np.arange(len(found)), found.widths), found.column("slot")))
+        duplicates += int((np.diff(starts(key), append=len(key)) > 1).sum())
+    cells = pl.concat(pieces)
     last_layer = pl.col("layer") == pl.col("layer").max()
     rows = (
-        frame.group_by("turn", "phase")
+        cells.group_by("turn", "phase")
         .agg(
-            pl.len().alias("routings"),
+            pl.col("slots").sum().alias("routings"),
             pl.col("step").n_unique().alias("steps"),
             pl.col("step").min().alias("first_step"),
             pl.col("step").max().alias("last_step"),
             pl.col("layer").n_unique().alias("layers"),
             pl.col("step").filter(last_layer).n_unique().alias("last_layer_steps"),
-            pl.col("expert_bytes").sum().alias("read_bytes"),
-            pl.col("weight").is_null().sum().alias("unknown_weights"),
-            (pl.col("dropped") == 1).sum().alias("dropped"),
+            pl.col("read_bytes", "unknown_weights", "dropped").sum(),
         )
         .sort("turn", "phase")
-        .collect(engine="streaming")
     )
-    key = [*CELL, "slot"]
-    whole = frame.select(
-        pl.len().alias("routings"),
-        (pl.col("step") < 0).sum().alias("unattributed"),
-        (~pl.col("residency").is_in([0, 1, 2])).sum().alias("unknown_residency"),
-        ((pl.col("residency") != 0) & (pl.col("expert_bytes") > 0)).sum().alias("bytes_without_miss"),
-        ((pl.col("dropped") == 1) & (pl.col("expert_bytes") > 0)).sum().alias("bytes_of_dropped"),
-    ).collect(engine="streaming")
-    duplicates = frame.group_by(key).len().filter(pl.col("len") > 1).select(pl.len()).collect(engine="streaming").item()
-    widths = cells.group_by("slots").len().sort("slots").collect(engine="streaming")
-    found = {int(slots): int(count) for slots, count in widths.iter_rows()}
-    odd = sum(count for slots, count in found.items() if width is not None and slots != width)
-    uneven = (
-        per_step.group_by("turn", "phase").agg(pl.col("steps").n_unique().alias("kinds")).collect(engine="streaming")
-    )
+    width = trace.fact("n_expert_used")
+    widths = {int(slots): int(count) for slots, count in cells.group_by("slots").len().sort("slots").iter_rows()}
+    odd = sum(count for slots, count in widths.items() if width is not None and slots != width)
+    layer_steps = cells.group_by("turn", "phase", "layer").len("steps")
+    uneven = layer_steps.group_by("turn", "phase").agg(pl.col("steps").n_unique().alias("kinds"))
     notes = list(trace.notes())
     if any(phase == 0 for phase in rows["phase"].to_list()) and uneven.filter(pl.col("kinds") > 1).height:
         notes.append(
             "in prefill the last MoE layer routes one token only: the graph gathers the tokens whose logits were asked for"
         )
     facts = {
-        **{name: _plain(value) for name, value in zip(whole.columns, whole.row(0), strict=True)},
-        "duplicates": int(duplicates),
+        "routings": int(cells["slots"].sum()),
+        "unattributed": int(cells.filter(pl.col("step") < 0)["slots"].sum()),
+        **{name: int(cells[name].sum()) for name in ("unknown_residency", "bytes_without_miss", "bytes_of_dropped")},
+        "duplicates": duplicates,
         "n_expert_used": width,
-        "cells": sum(found.values()),
+        "cells": cells.height,
         "cells_of_another_width": odd if width is not None else None,
-        "widths": {str(slots): count for slots, count in found.items()},
+        "widths": {str(slots): count for slots, count in widths.items()},
         "malformed": trace.malformed,
         "torn": trace.torn is not None,
         "model": trace.facts.get("model"),
@@ -76,39 +87,13 @@ def sanity(trace: Trace, chosen: Selection) -> View:
     return View("sanity", facts, [_named_phase(row) for row in rows.to_dicts()], tuple(notes))
 
 
-def matrix(trace: Trace, chosen: Selection) -> View:
-    """Which experts each cell routed: one row a cell, experts in the router's order."""
-    cells = (
-        chosen.of(trace.frame)
-        .sort([*CELL, "slot"])
-        .group_by(CELL, maintain_order=True)
-        .agg("expert", "weight", "residency", "dropped")
-        .collect(engine="streaming")
-    )
-    rows = [
-        {
-            "turn": row["turn"],
-            "phase": PHASES.get(row["phase"], row["phase"]),
-            "step": row["step"],
-            "layer": row["layer"],
-            "experts": row["expert"],
-            "weights": row["weight"],
-            "residency": row["residency"],
-            "dropped": row["dropped"],
-        }
-        for row in cells.iter_rows(named=True)
-    ]
-    return View("matrix", {"cells": len(rows)}, rows, trace.notes())
-
-
 def hot(trace: Trace, chosen: Selection) -> View:
     """Concentration by layer: how many experts take half, 80 % and 90 % of the routings, and how much the top ones cover.
 
     `cover_<n>` is the share of the layer's routings that go to its n most routed experts.
     """
-    counts = (
-        chosen.of(trace.frame).group_by("layer", "expert").agg(pl.len().alias("routings")).collect(engine="streaming")
-    ).sort(["layer", "routings", "expert"], descending=[False, True, False])
+    counts = _expert_counts(trace.rows(chosen, "layer", "expert")).rename({"len": "routings"})
+    counts = counts.sort(["layer", "routings", "expert"], descending=[False, True, False])
     n_expert = trace.fact("n_expert")
     rows = []
     for (layer,), group in counts.group_by("layer", maintain_order=True):
@@ -133,6 +118,10 @@ def hot(trace: Trace, chosen: Selection) -> View:
     return View("hot", {"layers": len(rows), "routings": sum(row["routings"] for row in rows)}, rows, trace.notes())
 
 
+def _expert_counts(frame: pl.LazyFrame) -> pl.DataFrame:
+    return frame.group_by("layer", "expert").len().collect(engine="streaming")
+
+
 def _covering(taken: list[int], enough: float) -> int:
     so_far = 0
     for count, routings in enumerate(taken, 1):
@@ -148,16 +137,15 @@ def cache(trace: Trace, chosen: Selection) -> View:
     `hit_rate` is over routings that were looked up: a dropped one never was, so it leaves both sides of the ratio as it
     leaves the engine's `cache_hit_pct`; `hit_rate_of_routed` counts it as the miss it faced.
     """
-    dropped = pl.col("dropped").fill_null(0) == 1
     table = (
-        chosen.of(trace.frame)
+        trace.rows(chosen, "turn", "phase", "layer", "residency", "expert_bytes", "dropped")
         .group_by("turn", "phase", "layer")
         .agg(
             pl.len().alias("routed"),
-            ((pl.col("residency") == 0) & ~dropped).sum().alias("miss"),
+            ((pl.col("residency") == 0) & ~_DROPPED).sum().alias("miss"),
             (pl.col("residency") == 1).sum().alias("hit"),
             (pl.col("residency") == 2).sum().alias("prefetched"),
-            dropped.sum().alias("dropped"),
+            _DROPPED.sum().alias("dropped"),
             (pl.col("expert_bytes") > 0).sum().alias("reads"),
             pl.col("expert_bytes").sum().alias("read_bytes"),
         )
@@ -190,52 +178,71 @@ def entropy(trace: Trace, chosen: Selection) -> View:
     `usage_bits` is the entropy of the layer's expert counts, at most log2 of the number of experts. `weight_bits` and
     `top1_share` are means over cells whose every weight is known, weights normalised within the cell.
     """
-    frame = chosen.of(trace.frame)
-    counts = frame.group_by("layer", "expert").len().collect(engine="streaming").sort("layer", "expert")
+    counts = _expert_counts(trace.rows(chosen, *CELL, "expert", "weight")).sort("layer", "expert")
     share = pl.col("len") / pl.col("len").sum()
     usage = counts.group_by("layer", maintain_order=True).agg(
         (-(share * share.log(2)).sum()).alias("usage_bits"), pl.len().alias("experts")
     )
-    part = pl.col("weight") / pl.col("weight").sum()
-    bits = pl.when(part > 0).then(-part * part.log(2)).otherwise(0.0).sum()
-    known = pl.col("weight").is_not_null().all() & (pl.col("weight").sum() > 0)
-    cells = frame.group_by(CELL).agg(known.alias("known"), bits.alias("bits"), part.max().alias("top1"))
-    means = (
-        cells.collect(engine="streaming")
-        .sort(CELL)  # one order of adding, so that the same trace gives the same digits
-        .group_by("layer", maintain_order=True)
-        .agg(
-            pl.col("bits").filter(pl.col("known")).mean().alias("weight_bits"),
-            pl.col("top1").filter(pl.col("known")).mean().alias("top1_share"),
-            pl.col("known").sum().alias("cells_known"),
-            pl.len().alias("cells"),
-        )
-    )
+    means = pl.concat(_weights(Cells(portion)) for portion in trace.portions(chosen, *CELL, "weight"))
     n_expert = trace.fact("n_expert")
     table = usage.join(means, on="layer").sort("layer")
     rows = [{**row, "usage_bits": abs(row["usage_bits"])} for row in table.to_dicts()]
     return View("entropy", {"most_bits": math.log2(n_expert) if n_expert else None}, rows, trace.notes())
 
 
+def _weights(cells: Cells) -> pl.DataFrame:
+    """Means by layer over the cells whose weights are known and have a sum S > 0.
+
+    With it the entropy of a cell, -sum(w/S log(w/S)), is (log(S) sum(w) - sum(w log(w))) / S.
+    """
+    weight = cells.column("weight")
+    total = cells.sums(weight)
+    layer, layers = dense(cells.keys["layer"].to_numpy())
+    known = np.isfinite(total) & (total > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        positive = weight > 0
+        logs = cells.sums(np.where(positive, weight * np.log2(weight), 0.0))
+        bits = (np.log2(total) * cells.sums(np.where(positive, weight, 0.0)) - logs) / total
+        top = cells.most(weight) / total
+    count = np.bincount(layer[known], minlength=len(layers))
+
+    def mean(values: npt.NDArray[np.float64]) -> pl.Series:
+        sums = np.bincount(layer[known], weights=values[known], minlength=len(layers))
+        return pl.Series(
+            [one / many if many else None for one, many in zip(sums.tolist(), count.tolist(), strict=True)],
+            dtype=pl.Float64,
+        )
+
+    return pl.DataFrame(
+        {
+            "layer": pl.Series(layers, dtype=pl.Int32),
+            "weight_bits": mean(np.maximum(bits, 0.0)),
+            "top1_share": mean(top),
+            "cells_known": count,
+            "cells": np.bincount(layer, minlength=len(layers)),
+        }
+    )
+
+
 def bytes_read(trace: Trace, chosen: Selection) -> View:
     """Flash bytes by layer, with the dense bytes a cold layer costs once; facts have the bytes of a step by phase."""
-    frame = chosen.of(trace.frame)
+    cells = (
+        trace.rows(chosen, *CELL, "expert_bytes")
+        .group_by(CELL)
+        .agg(pl.col("expert_bytes").sum().alias("bytes"), (pl.col("expert_bytes") > 0).sum().alias("reads"))
+        .collect(engine="streaming")
+    )
     per_layer = (
-        frame.group_by("layer")
+        cells.group_by("layer")
         .agg(
-            pl.col("expert_bytes").sum().alias("read_bytes"),
-            pl.col("expert_bytes").filter(pl.col("phase") == 0).sum().alias("prefill_bytes"),
-            pl.col("expert_bytes").filter(pl.col("phase") == 1).sum().alias("decode_bytes"),
-            (pl.col("expert_bytes") > 0).sum().alias("reads"),
+            pl.col("bytes").sum().alias("read_bytes"),
+            pl.col("bytes").filter(pl.col("phase") == 0).sum().alias("prefill_bytes"),
+            pl.col("bytes").filter(pl.col("phase") == 1).sum().alias("decode_bytes"),
+            pl.col("reads").sum(),
         )
         .sort("layer")
-        .collect(engine="streaming")
     )
-    steps = (
-        frame.group_by("turn", "phase", "step")
-        .agg(pl.col("expert_bytes").sum().alias("bytes"))
-        .collect(engine="streaming")
-    )
+    steps = cells.group_by("turn", "phase", "step").agg(pl.col("bytes").sum())
     rows = []
     for row in per_layer.iter_rows(named=True):
         known = trace.layers.get(row["layer"])
@@ -276,7 +283,3 @@ def observed(values: pl.Series, quantile: float) -> int | float | None:
 def _named_phase(row: Mapping[str, object]) -> dict[str, object]:
     phase = row["phase"]
     return {**row, "phase": PHASES.get(phase, phase) if isinstance(phase, int) else phase}
-
-
-def _plain(value: object) -> int:
-    return int(value) if isinstance(value, int) else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from bmoe_collector.traces import compute, curve, io, reuse, route
+from bmoe_collector.traces import compute, curve, io, matrix, reuse, route
 from bmoe_collector.traces.read import Selection, Trace, View
 
 ViewOf = Callable[[Trace, Selection], View]
@@ -12,7 +12,7 @@ ViewOf = Callable[[Trace, Selection], View]
 VIEWS: Mapping[str, Mapping[str, ViewOf]] = {
     "route": {
         "sanity": route.sanity,
-        "matrix": route.matrix,
+        "matrix": matrix.matrix,
         "hot": route.hot,
         "reuse": reuse.reuse,
         "overlap": reuse.overlap,
