@@ -79,7 +79,12 @@ NAMES: tuple[Name, ...] = (
     Name("policy*_governor", "", "sys/devices/system/cpu/cpufreq", "governor of the domain"),
     Name("clock_cap_ratio", "", "sys/devices/system/cpu/cpufreq", "lowest cap ÷ maximum over all domains with both"),
     Name("cpu_online", "", "sys/devices/system/cpu/online", "CPUs online"),
-    Name("cpu_temp_c", "°C", "sys/class/thermal", "hottest real CPU zone; trip-point zones are not temperatures"),
+    Name(
+        "cpu_temp_c",
+        "°C",
+        "sys/class/thermal",
+        "hottest real CPU zone (trip-point zones are not temperatures); where none can be read, the thermal service's",
+    ),
     Name("zone_*_c", "°C", "sys/class/thermal", "a thermal zone by its type"),
     Name("cooling_*", "", "sys/class/thermal", "state of a cooling device by its type"),
     Name("battery_pct", "%", "sys/class/power_supply", "charge"),

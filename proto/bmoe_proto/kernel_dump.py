@@ -28,6 +28,7 @@ _THERMAL_STATUS = re.compile(r"^\s*Thermal Status:\s*(\d+)", re.MULTILINE)
 # Temperature{mValue=38.2, mType=0, mName=CPU0, mStatus=0}
 _TEMPERATURE = re.compile(r"Temperature\{mValue=(-?[\d.]+), mType=(-?\d+), mName=([^,}]*), mStatus=(\d+)\}")
 _HAL = "Current temperatures from HAL"
+_CPU = "0"  # mType
 
 
 def battery(text: str) -> dict[str, Value]:
@@ -78,7 +79,11 @@ def device_idle(text: str) -> dict[str, Value]:
 
 
 def thermal_service(text: str) -> dict[str, Value]:
-    """`dumpsys thermalservice`: status, and the sensors. The cached list is used only when the HAL's is not there."""
+    """`dumpsys thermalservice`: status, and the sensors. The cached list is used only when the HAL's is not there.
+
+    `cpu_temp_c` is the hottest CPU sensor that the HAL reads now: for phones that do not let adb's shell read thermal zones. The
+    cached list can repeat old values, so it gives none; nor do trip points, which are constants.
+    """
     values: dict[str, Value] = {}
     if match := _THERMAL_STATUS.search(text):
         values["thermal_status"] = int(match[1])
@@ -91,6 +96,8 @@ def thermal_service(text: str) -> dict[str, Value]:
         name = re.sub(r"\W+", "_", match[3].strip().lower()).strip("_")
         if name and -30 < degrees < 150 and degrees != 0:
             values[f"hal_{name}_c"] = degrees
+            if at >= 0 and match[2] == _CPU and "trip" not in name:
+                values["cpu_temp_c"] = max(degrees, float(values.get("cpu_temp_c") or degrees))
     return values
 
 

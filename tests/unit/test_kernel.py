@@ -122,7 +122,10 @@ def test_what_adb_shell_reads():
                 "dumpsys thermalservice",
                 b"Thermal Status: 2\nCached temperatures:\n"
                 b"\tTemperature{mValue=31.0, mType=0, mName=CPU0, mStatus=0}\nCurrent temperatures from HAL:\n"
-                b"\tTemperature{mValue=48.5, mType=0, mName=CPU0, mStatus=0}\n",
+                b"\tTemperature{mValue=48.5, mType=0, mName=CPU0, mStatus=0}\n"
+                b"\tTemperature{mValue=51.5, mType=0, mName=BIG, mStatus=0}\n"
+                b"\tTemperature{mValue=95.0, mType=0, mName=cpu-hw-trip-0, mStatus=0}\n"
+                b"\tTemperature{mValue=60.0, mType=1, mName=GPU, mStatus=0}\n",
             ),
             Entry("dev/cpuset/background/cpus", b"0-3\n"),
         ]
@@ -134,8 +137,19 @@ def test_what_adb_shell_reads():
         False,
         "IDLE",
     )
-    assert (values["thermal_status"], values["hal_cpu0_c"]) == (2, 48.5)
+    assert (values["thermal_status"], values["hal_cpu0_c"], values["cpu_temp_c"]) == (2, 48.5, 51.5)
     assert values["cpuset_background"] == "0-3"
+
+
+def test_the_thermal_service_stands_in_for_zones_that_cannot_be_read_and_only_with_what_it_reads_now():
+    cached = b"Cached temperatures:\n\tTemperature{mValue=31.0, mType=0, mName=CPU0, mStatus=0}\n"
+    live = cached + b"Current temperatures from HAL:\n\tTemperature{mValue=48.5, mType=0, mName=CPU0, mStatus=0}\n"
+    assert "cpu_temp_c" not in kernel.values([Entry("dumpsys thermalservice", cached)]).values
+    zone = [
+        Entry("sys/class/thermal/thermal_zone0/type", b"cpu-1-0"),
+        Entry("sys/class/thermal/thermal_zone0/temp", b"52000"),
+    ]
+    assert kernel.values([Entry("dumpsys thermalservice", live), *zone]).values["cpu_temp_c"] == 52.0
 
 
 def test_process_listing_names_cpu_time_and_start():

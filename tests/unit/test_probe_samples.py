@@ -6,7 +6,7 @@ import pytest
 from bmoe_collector.probe import processes
 from bmoe_collector.probe.clock import Offset
 from bmoe_collector.probe.frames import Frame
-from bmoe_collector.probe.reading import HostSample, State, fast_files, learn, place, read
+from bmoe_collector.probe.reading import THERMAL, HostSample, State, fast_files, learn, place, read, slow_dumps
 from bmoe_collector.record import NoteRecord, SampleRecord
 from bmoe_collector.verdicts import judge
 from bmoe_proto.sample_text import decode
@@ -165,6 +165,11 @@ def test_what_could_not_be_read_is_said_with_the_reason_and_raw_text_is_kept() -
 def test_only_real_cpu_zones_are_read_each_time() -> None:
     words = fast_files(state()).split()
     assert [word for word in words if "thermal" in word] == ["/sys/class/thermal/thermal_zone0/temp"]
+
+
+def test_the_thermal_service_is_asked_as_often_as_gates_need_where_no_zone_can_be_read() -> None:
+    assert THERMAL not in slow_dumps(state())
+    assert THERMAL in slow_dumps(State())
 
 
 def test_a_process_id_that_was_used_again_counts_from_its_start() -> None:

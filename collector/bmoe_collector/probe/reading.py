@@ -37,7 +37,8 @@ SLOW_FILES = (
 CONSTANT_FILES = ("sys/class/thermal/thermal_zone*/type",)
 PROCESSES = "proc/*/stat"
 SLOW_DUMPS = ("dumpsys battery", "dumpsys power")
-RARE_DUMPS = ("dumpsys deviceidle", "dumpsys thermalservice")
+THERMAL = "dumpsys thermalservice"
+RARE_DUMPS = ("dumpsys deviceidle", THERMAL)
 VMSTAT = frozenset(
     {"nr_free_pages", "pswpin", "pswpout", "pgfault", "pgmajfault", "pgscan_kswapd", "pgscan_direct", "pgsteal_kswapd",
      "pgsteal_direct", "allocstall_normal", "allocstall_movable", "workingset_refault", "workingset_refault_file",
@@ -109,6 +110,12 @@ def fast_files(state: State) -> str:
 def slow_files() -> str:
     """What is read now and then."""
     return " ".join(f"/{node}" for node in SLOW_FILES)
+
+
+def slow_dumps(state: State) -> tuple[str, ...]:
+    """What is asked now and then; the thermal service too where this shell may read no CPU's zone, since gates ask for it."""
+    zones = any(is_cpu_zone((entry.data or b"").decode("utf-8", "replace").strip()) for entry in state.constant)
+    return SLOW_DUMPS if zones else (*SLOW_DUMPS, THERMAL)
 
 
 def learn(state: State, tries: Frame, constant: Frame) -> None:

@@ -276,7 +276,7 @@ class Watcher(threading.Thread):
         if slow:
             self._slow_s = now + self._pace.slow_s
             asked["slow"] = ("files", f"/proc/uptime {reading.slow_files()}")
-            asked |= {name: ("do", name) for name in reading.SLOW_DUMPS}
+            asked |= {name: ("do", name) for name in reading.slow_dumps(self._state)}
         if rare:
             self._rare_s = now + self._pace.rare_s
             asked |= {name: ("do", name) for name in reading.RARE_DUMPS}
