@@ -14,7 +14,7 @@ from faults.harness.schedule import KINDS, make, plan_text
 from support.phones import need_phones
 from support.postgres import binaries
 
-SEEDS = (11, 14, 16, 40)
+SEEDS = (13, 16, 19, 40)
 SCALE = 0.2
 
 

@@ -21,7 +21,7 @@ from bmoe_collector.store.engine import Store, wall_ns
 from bmoe_collector.store.schema import LEASES
 
 NS_PER_S = 1_000_000_000
-CLOCK_WAS_SET_S = 600.0
+CLOCK_WAS_SET_S = 120.0
 """A lease that runs out later than this was taken before the clock was set back: it runs out as if it were taken now."""
 BUSY_S = 2.0
 """How long to wait for a lease that somebody is committing under."""

@@ -34,13 +34,10 @@ def scale_timers(factor: float) -> None:
 
 
 def set_clock(place: Path) -> None:
-    """A wall clock that is off by what the file says, for the agent's own modules.
+    """A wall clock that is off by what the file says, for the program's own modules.
 
     gRPC's C core reads the real one and compares it with Python's: it must not see two.
     """
-    import bmoe_agent.context
-    import bmoe_agent.night
-    from bmoe_agent.spool import Spool
 
     def off_s() -> float:
         try:
@@ -54,9 +51,18 @@ def set_clock(place: Path) -> None:
     shown = types.ModuleType("time")
     shown.__dict__.update(vars(time))
     shown.time, shown.time_ns = lambda: time.time() + off_s(), wall_ns
-    for module in (bmoe_agent.context, bmoe_agent.night):
-        module.time = shown
-    Spool.__init__.__kwdefaults__["wall_ns"] = wall_ns
+    if sys.argv[1] == "bmoe-agent":
+        import bmoe_agent.context
+        import bmoe_agent.night
+        from bmoe_agent.spool import Spool
+
+        bmoe_agent.context.time = bmoe_agent.night.time = shown
+        Spool.__init__.__kwdefaults__["wall_ns"] = wall_ns
+    else:
+        import bmoe_collector.fleet.phone
+        import bmoe_collector.store.engine
+
+        bmoe_collector.fleet.phone.time = bmoe_collector.store.engine.time = shown
 
 
 def plant(defect: str) -> None:
@@ -103,9 +109,9 @@ def main() -> int:
     """Run the command as installed."""
     faulthandler.register(signal.SIGUSR1)  # where it stands, into its log, for a play that found it stuck
     scale_timers(float(os.environ.get("BMOE_FAULTS_SCALE", "1")))
+    if place := os.environ.get("BMOE_FAULTS_CLOCK"):
+        set_clock(Path(place))
     if sys.argv[1] == "bmoe-agent":
-        if place := os.environ.get("BMOE_FAULTS_CLOCK"):
-            set_clock(Path(place))
         from bmoe_agent.cli import main as command
     else:
         if "collect" in sys.argv and (defect := os.environ.get("BMOE_FAULTS_PLANT")):

@@ -46,6 +46,13 @@ def collector_stop(world: World, step: Step) -> Undo | None:
 
 
 @action
+def host_clock_jump(world: World, step: Step) -> Undo | None:
+    """The host's wall clock is set; it is not set back."""
+    world.clock.write_text(f"{(step.amount - 0.5) * 20_000:.3f}")
+    return None
+
+
+@action
 def collector_second(world: World, step: Step) -> Undo | None:
     world.second = second = world.start_collector()
 

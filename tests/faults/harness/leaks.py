@@ -39,8 +39,8 @@ class Slack:
     rss_mib: float
 
 
-COLLECTOR = Slack(6, 5, 120.0)
-AGENT = Slack(5, 4, 40.0)
+COLLECTOR = Slack(5, 3, 60.0)
+AGENT = Slack(2, 3, 15.0)
 
 
 def look(pid: int) -> Held:

@@ -246,9 +246,8 @@ def _leaks(world: World, before: dict[str, leaks.Held], result: Result) -> list[
         problems.append(f"forwards left: {left}")
     if folders := [path.name for path in world.shelf.runtime.glob("bmoe-fleet/*-*")]:
         problems.append(f"folders of forwards left: {folders}")
-    if held_by := world.database.rows("select name, holder from leases where holder <> ''"):
-        live = [row for row in held_by if _is_held(world, row["name"])]
-        problems += [f"lease left: {row}" for row in live]
+    if held := world.database.rows("select name, holder from leases where until_wall_ns > 0"):
+        problems.append(f"leases left: {held}")
     with contextlib.suppress(AssertionError):  # a backend that was busy notices a moment later that its client has gone
         wait_for(lambda: not world.database.connections(), "", 10)
     if clients := world.database.connections():
@@ -275,11 +274,6 @@ def _parts(world: World) -> list[str]:
 
 def _kept(world: World, number: int) -> list[str]:
     return [path.name[:8] for path in (world.phones[number].agent.home / "spool").glob("?" * 32)]
-
-
-def _is_held(world: World, name: str) -> bool:
-    rows = world.database.rows(f"select until_wall_ns from leases where name = '{name}'")
-    return bool(rows) and rows[0]["until_wall_ns"] > time.time_ns()
 
 
 def _keep(folder: Path, target: Path, result: Result) -> None:

@@ -47,6 +47,7 @@ KINDS: dict[str, Kind] = {
     "tail_torn": Kind(2, ("agent",)),
     "tail_flipped": Kind(2, ("agent",)),
     "clock_jump": Kind(2, ("clock",), long=False),
+    "host_clock_jump": Kind(2, ("clock",), of_phone=False, long=False),
     "link_down": Kind(2, ("link",)),
     "wifi_delay": Kind(2, ("link",), needs="wifi"),
     "wifi_loss": Kind(3, ("link",), needs="wifi"),

@@ -141,6 +141,7 @@ class World:
         self.second: subprocess.Popen[bytes] | None = None
         self.database_harmed_from = self.database_harmed_until = -math.inf
         self._collector_from = 0.0
+        self.clock = folder / "host-clock"
         self._down_since: dict[str, float] = {}
         self._plant = plant
         self.shelf = Shelf(folder)
@@ -184,7 +185,7 @@ class World:
         scale = self.schedule.scale
         silence, lease = max(12 * scale, 1.5), max(20 * scale, 3)
         command = [sys.executable, str(ENTRY), "bmoe", "collect", "--silence", f"{silence}", "--lease", f"{lease}"]
-        env = {**self.host.env, "BMOE_FAULTS_PLANT": self._plant}
+        env = {**self.host.env, "BMOE_FAULTS_PLANT": self._plant, "BMOE_FAULTS_CLOCK": str(self.clock)}
         with (self.folder / "collector.log").open("ab") as log:
             return subprocess.Popen([*command, "--log", "json"], env=env, stdout=log, stderr=log)
 
