@@ -244,16 +244,63 @@ def test_curve_respects_the_budget_with_entries_of_several_sizes(accesses, sizes
         assert hits(policy, accesses, sizes, budget) == plain_hits(policy, accesses, sizes, budget)
 
 
-@given(rows=routings())
-@settings(max_examples=20, deadline=None)
-def test_curve_leaves_dropped_routings_out_and_a_budget_for_all_misses_once(folder, rows):
+def plain_lookups(rows):
+    """Each expert of a layer once a batch: a decode step, or a stretch of prefill in which the layer does not fall."""
+    found, seen, before = [], set(), None
+    for row in rows:
+        if row["dropped"]:
+            continue
+        same = before is not None and (row["turn"], row["phase"]) == (before["turn"], before["phase"])
+        same = same and (row["layer"] >= before["layer"] if row["phase"] == 0 else row["step"] == before["step"])
+        if not same:
+            seen = set()
+        before = row
+        if (row["layer"], row["expert"]) not in seen:
+            seen.add((row["layer"], row["expert"]))
+            found.append(row)
+    return found
+
+
+def as_the_engine_writes(rows):
+    """Prefill layer by layer, as a batch goes through the graph."""
+    return sorted(
+        rows,
+        key=lambda row: (
+            row["turn"],
+            row["phase"],
+            *((row["layer"], row["step"]) if row["phase"] == 0 else (row["step"], row["layer"])),
+        ),
+    )
+
+
+@given(rows=routings(), by_layer=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_curve_counts_lookups_leaves_dropped_routings_out_and_a_budget_for_all_misses_once(folder, rows, by_layer):
+    rows = as_the_engine_writes(rows) if by_layer else rows
     view = VIEWS["route"]["curve"](written(folder, rows), Selection())
-    kept = [row for row in rows if not row["dropped"]]
-    assert view.facts["accesses"] == len(kept)
-    if kept:
-        entries = {(row["layer"], row["expert"]) for row in kept}
+    asked = plain_lookups(rows)
+    assert view.facts["accesses"] == len(asked)
+    if asked:
+        assert view.facts["recorded_hit_rate"] == pytest.approx(sum(row["residency"] > 0 for row in asked) / len(asked))
+        entries = {(row["layer"], row["expert"]) for row in asked}
         for policy in ("lru", "lfu", "opt"):
-            assert view.rows[-1][policy] == pytest.approx((len(kept) - len(entries)) / len(kept))
+            assert view.rows[-1][policy] == pytest.approx((len(asked) - len(entries)) / len(asked))
+        sizes = {entry: BYTES * (entry[0] + 1) for entry in entries}
+        places = {entry: at for at, entry in enumerate(sorted(entries))}
+        accesses = [places[row["layer"], row["expert"]] for row in asked]
+        for row in view.rows:
+            plain = plain_hits("lru", accesses, [sizes[entry] for entry in sorted(entries)], row["budget_bytes"])
+            assert row["lru"] == pytest.approx(plain / len(asked))
+
+
+def test_a_prefill_of_two_batches_asks_twice(folder):
+    rows = [
+        {"turn": 0, "phase": 0, "step": step, "layer": layer, "slot": 0, "expert": 3, "weight": 0.5,
+         "residency": int(step >= 2), "expert_bytes": BYTES if step == 0 else 0, "dropped": 0}
+        for steps in ((0, 1), (2, 3)) for layer in (0, 1) for step in steps
+    ]  # fmt: skip
+    view = VIEWS["route"]["curve"](written(folder, rows), Selection())
+    assert (view.facts["routings"], view.facts["accesses"], view.facts["recorded_hit_rate"]) == (8, 4, 0.5)
 
 
 @given(rows=routings())

@@ -33,7 +33,10 @@ _Metrics = Annotated[
 ]
 _Budgets = Annotated[
     str | None,
-    typer.Option(metavar="MIB,MIB…", help="Cache budgets for the curve; else five shares of the working set."),
+    typer.Option(
+        metavar="MIB,MIB…",
+        help="Cache budgets for the curve; else five shares of the working set. A run's own is added.",
+    ),
 ]
 _Rows = Annotated[int, typer.Option(help="Rows to print in the terminal; 0 prints all.")]
 
@@ -121,7 +124,7 @@ def _answer(
         raise UserError(f"no view `{view}` of a {kind} trace: choose one of {', '.join(VIEWS[kind])}")
     if budgets and view != "curve":
         raise UserError("--budgets is for --view curve")
-    trace, columns = _open(kind, subject, with_metrics or metrics is not None, metrics, db)
+    trace, columns, own_mib = _open(kind, subject, with_metrics or metrics is not None, metrics, db, view == "curve")
     if columns is not None:
         from bmoe_collector.traces.join import with_metrics as joined
 
@@ -129,7 +132,7 @@ def _answer(
     elif view == "curve":
         from bmoe_collector.traces.curve import curve
 
-        found = curve(trace, chosen, budgets)
+        found = curve(trace, chosen, budgets, own_mib=own_mib)
     else:
         found = VIEWS[kind][view](trace, chosen)
     if json:
@@ -139,8 +142,9 @@ def _answer(
 
 
 def _open(
-    kind: str, subject: str, joins: bool, metrics: Path | None, db: str | None
-) -> tuple[Trace, dict[str, list[Any]] | None]:
+    kind: str, subject: str, joins: bool, metrics: Path | None, db: str | None, budget: bool
+) -> tuple[Trace, dict[str, list[Any]] | None, float | None]:
+    """The trace, the metrics rows to join, and the budget of the run's cache; None where not asked for or not known."""
     from bmoe_collector.traces.read import open_trace
 
     path = Path(subject)
@@ -148,14 +152,14 @@ def _open(
     if path.exists() and path.is_file():
         if joins and columns is None:
             raise UserError(f"{path}: --with-metrics needs --metrics FILE when the trace is a file")
-        return open_trace(path, kind), columns
-    from bmoe_collector.traces.of_run import run_metrics, run_trace
+        return open_trace(path, kind), columns, None
+    from bmoe_collector.traces.of_run import run_budget, run_metrics, run_trace
 
     with closing(open_db(db, reads=True)) as store:
         trace = run_trace(store, subject, kind)
         if joins and columns is None:
             columns = run_metrics(store, subject)
-    return trace, columns
+        return trace, columns, run_budget(store, subject) if budget else None
 
 
 def _file_columns(path: Path) -> dict[str, list[Any]]:

@@ -1,7 +1,8 @@
 """The hit rate other cache budgets would have given: LRU, LFU and the offline optimum over the routings of a trace.
 
-The accesses are the trace's own, in the order (turn, phase, step, layer, slot); a dropped routing was never looked up and is
-left out. An entry is one expert of one layer with that layer's bytes. LFU counts an entry's uses while it is resident
+The accesses are the engine's own lookups in its order (`lookups.py`), so that the recorded rate is the engine's `cache_hit_pct`; every
+simulated cache begins empty, as the engine's does. A simulated LRU with the run's own budget should come near the recorded rate: how far
+it does not is said, and is how far the curve may be trusted. An entry is one expert of one layer with that layer's bytes. LFU counts an entry's uses while it is resident
 and evicts the least used, the longest unused among equals. The optimum evicts the entry whose next use lies furthest
 away and, like the other two, must take in what it just read (Belady's rule, exact where all entries have one size; with
 several sizes it is a bound only approximately, and a note says so). Memory is the accesses as integers, nothing grows with the budget.
@@ -16,10 +17,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import polars as pl
 
 from bmoe_collector.traces.arrays import dense
-from bmoe_collector.traces.cells import CELL, Cells
+from bmoe_collector.traces.lookups import lookups
 from bmoe_collector.traces.read import Selection, Trace, View
 from bmoe_collector.traces.reuse import layer_bytes
 
@@ -27,22 +27,27 @@ POLICIES = ("lru", "lfu", "opt")
 
 
 def curve(
-    trace: Trace, chosen: Selection, budgets_mib: Sequence[float] = (), policies: Sequence[str] = POLICIES
+    trace: Trace,
+    chosen: Selection,
+    budgets_mib: Sequence[float] = (),
+    policies: Sequence[str] = POLICIES,
+    own_mib: float | None = None,
 ) -> View:
     """One row a budget: hit rate by policy, beside the rate the trace recorded.
 
-    Without `budgets_mib` five budgets are taken: 10, 25, 50, 75 and 100 % of the working set.
+    Without `budgets_mib` five budgets are taken: 10, 25, 50, 75 and 100 % of the working set. `own_mib` is the budget the run had:
+    it gets a row too, and what LRU makes of it is compared with the recorded rate.
     """
-    looked_up = trace.rows(chosen, *CELL, "slot", "expert", "residency", "dropped")
-    looked_up = looked_up.filter(pl.col("dropped").fill_null(0) != 1)
-    rows = Cells(looked_up.collect(engine="streaming"), within="slot")
+    asked = lookups(trace, chosen)
     notes = list(trace.notes())
-    if not rows.height:
+    if not len(asked):
         return View("curve", {"accesses": 0}, [], (*notes, "nothing was looked up in this selection"))
-    layer, layers = dense(rows.column("layer"))
-    expert, experts = dense(rows.column("expert"))
+    if chosen != Selection():
+        notes.append("the simulated caches begin empty where the selection begins; the engine's did not")
+    layer, layers = dense(asked.layer)
+    expert, experts = dense(asked.expert)
     ids, pairs = dense(layer * len(experts) + expert)
-    served = int((rows.column("residency") > 0).sum())
+    recorded = int(asked.served.sum()) / len(asked)
     sizes_by_layer = layer_bytes(trace, layers.tolist())
     unknown = sorted(layer for layer, size in sizes_by_layer.items() if not size)
     if unknown:
@@ -55,6 +60,8 @@ def curve(
     wanted = [int(mib * 1048576) for mib in budgets_mib] or [
         working_set * part // 100 for part in (10, 25, 50, 75, 100)
     ]
+    own = None if own_mib is None else int(own_mib * 1048576)
+    wanted = sorted({*wanted, *(() if own is None else (own,))})
     upcoming = next_uses(ids) if "opt" in policies else array("q")
     table: list[dict[str, Any]] = []
     for budget in wanted:
@@ -62,13 +69,17 @@ def curve(
         for policy in policies:
             row[policy] = hits(policy, accesses, sizes, budget, upcoming) / len(accesses)
         table.append(row)
-    facts = {
+    facts: dict[str, Any] = {
+        "routings": asked.routings,
         "accesses": len(accesses),
         "entries": len(sizes),
         "working_set_bytes": working_set,
         "compulsory_misses": len(sizes),
-        "recorded_hit_rate": served / len(accesses),
+        "recorded_hit_rate": recorded,
     }
+    if own is not None:
+        own_lru = hits("lru", accesses, sizes, own, upcoming) / len(accesses)
+        facts |= {"own_budget_mib": own_mib, "lru_at_own_budget": own_lru, "recorded_minus_lru": recorded - own_lru}
     return View("curve", facts, table, tuple(notes))
 
 

@@ -58,6 +58,15 @@ def run_trace(store: Store, word: str, kind: str) -> Trace:
     return open_trace(parquet, kind)
 
 
+def run_budget(store: Store, word: str) -> float | None:
+    """The expert cache the run had in MiB; None where it had none or nobody tells."""
+    from bmoe_collector.meaning.derive import derive
+
+    derived = derive(_record(store, word))
+    size = derived.config.cache_mb if derived.config.cache_mb is not None else derived.cache.budget_mib
+    return size or None
+
+
 def run_metrics(store: Store, word: str) -> dict[str, list[Any]]:
     """The run's token rows, by contract name."""
     rows = _record(store, word).tokens()
