@@ -12,12 +12,13 @@ are recorded as not run.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
-from bmoe_agent import launch, oomkills, runner_close
+from bmoe_agent import launch, leftovers, oomkills, runner_close
 from bmoe_agent.config import ConfigError
 from bmoe_agent.context import Context
 from bmoe_agent.launch_argv import recorded_command
@@ -27,7 +28,7 @@ from bmoe_agent.runner_live import AgentStopping, Ended, Live, effective_samplin
 from bmoe_agent.runner_watch import Watch
 from bmoe_agent.sampling import Observer, Sampler
 from bmoe_agent.session import Session
-from bmoe_agent.spool import RunSummary, RunWriter
+from bmoe_agent.spool import RunSummary, RunWriter, SpoolError
 from bmoe_agent.tail import CHUNK_BYTES, Chunk, Tail
 
 
@@ -178,6 +179,8 @@ def _restored(
         gone = "its engine is gone" if live.launched else "nothing had been launched"
         why = gone if same_boot else "the phone restarted"
         live.note("closed_from_disk", f"{why}; the run is closed from what is on disk")
+        if process is not None and same_boot:
+            live.note_swept(leftovers.sweep(process, live.directory, just_ended=False))
     writer.flush()
     return live
 
@@ -252,7 +255,15 @@ def _watch(live: Live) -> Ended:
 def _close(live: Live) -> Ended:
     """No engine is left: read what it wrote to the end, and write the run's end."""
     try:
-        Watch(live).read_rest()
+        watch = Watch(live)
+        try:
+            watch.read_rest()
+        except (OSError, SpoolError):
+            raise
+        except Exception:
+            # Output that we fail at must not keep the run from its end for ever: the rest of it is recorded unread.
+            live.note("agent_error", traceback.format_exc(limit=-8)[-4000:])
+            watch.read_rest(unread=True)
         return runner_close.close(live)
     except BaseException:
         abort_unwatched(live)

@@ -34,6 +34,7 @@ from typing import IO
 ARGUMENT_LIMIT = 128 << 10  # the kernel's MAX_ARG_STRLEN: 32 pages of 4 KiB, the ending NUL included
 PROC = Path("/proc")
 _SPARE_BYTES = 1024
+LAUNCHER_LOG = "launcher"
 _SCRIPT = """\
 cd "$1" || exit 125
 shift
@@ -158,7 +159,7 @@ def launch(argv: Sequence[bytes], environment: Mapping[str, str], directory: Pat
     check_size(argv, environment)
     shell = shutil.which("sh", path=environment.get("PATH")) or "/system/bin/sh"
     try:
-        with (directory / "launcher").open("wb") as log:
+        with (directory / LAUNCHER_LOG).open("wb") as log:
             launcher = subprocess.Popen(
                 [os.fsencode(shell), b"-c", _SCRIPT.encode(), b"launcher", os.fsencode(directory), *argv],
                 stdin=subprocess.PIPE if session else subprocess.DEVNULL,
@@ -176,7 +177,7 @@ def launch(argv: Sequence[bytes], environment: Mapping[str, str], directory: Pat
     while (process := read_pid(directory)) is None:
         if launcher.poll() is not None and read_pid(directory) is None:
             _close(launcher)
-            said = _tail_text(directory / "launcher")
+            said = _tail_text(directory / LAUNCHER_LOG)
             raise LaunchError(
                 "launch_failed", f"the launcher ended with {launcher.returncode} before the engine: {said}"
             )
@@ -291,52 +292,8 @@ def end(process: Process, *, grace_s: float, proc: Path = PROC) -> bool:
     return not alive(process, proc)
 
 
-def sweep_session(process: Process, proc: Path = PROC) -> list[int]:
-    """SIGKILL what an ended engine left behind in the session `launch` made; the pids killed.
-
-    Only processes of that session that are younger than the engine: never its launcher, which has a status to write.
-    """
-    killed: list[int] = []
-    if not process.session_id:
-        return killed
-    for other in _processes(proc):
-        ours = other.session_id == process.session_id and other.pid not in {process.pid, process.session_id}
-        if ours and other.start_ticks >= process.start_ticks:
-            with contextlib.suppress(OSError):
-                os.kill(other.pid, signal.SIGKILL)
-                killed.append(other.pid)
-    return killed
-
-
-def find_engines(paths: Sequence[Path], home: Path, proc: Path = PROC) -> list[tuple[Process, str]]:
-    """Live processes that run one of these programs, or work inside `home`: each with its working directory.
-
-    An engine of ours works in its run's directory, whatever it is called. Others are known by exe or argv: one started
-    through the system linker shows the linker as its exe (field notes, 5), a script shows its interpreter.
-    """
-    inside = os.path.realpath(home).rstrip("/") + "/"
-    wanted = {os.path.realpath(path) for path in paths}
-    found: list[tuple[Process, str]] = []
-    for process in _processes(proc):
-        directory = proc / str(process.pid)
-        try:
-            command = (directory / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        candidates = [os.fsdecode(argument) for argument in command[:8] if argument.startswith(b"/")]
-        with contextlib.suppress(OSError):
-            candidates.insert(0, os.readlink(directory / "exe"))
-        working = ""
-        with contextlib.suppress(OSError):
-            working = os.readlink(directory / "cwd")
-        known = working.startswith(inside) or any(os.path.realpath(candidate) in wanted for candidate in candidates)
-        # A launcher, which leads its session, ends by itself when its engine has ended.
-        if known and process.pid not in {os.getpid(), process.session_id}:
-            found.append((process, working))
-    return found
-
-
-def _processes(proc: Path) -> Iterator[Process]:
+def processes(proc: Path = PROC) -> Iterator[Process]:
+    """Every process that still runs."""
     try:
         names = [name for name in os.listdir(proc) if name.isdigit()]
     except OSError:

@@ -21,12 +21,13 @@ Phase = Literal["load", "ready", "prefill", "decode", "finishing", "fatal"]
 EventName = Literal["ready", "begin", "first_token", "done", "decided", "error", "answer"]
 RATE_WINDOW_NS = 5_000_000_000
 
-_ID = re.compile(rb'"id"\s*:\s*(-?\d+)')
+# Numbers of at most 18 digits: what is longer is no count, and Python refuses to read one of thousands.
+_ID = re.compile(rb'"id"\s*:\s*(-?\d{1,18})(?!\d)')
 _FATAL = re.compile(rb'"fatal"\s*:\s*true')
 _CANCELLED = re.compile(rb'"cancelled"\s*:\s*true')
-_TOKENS = re.compile(rb'"tokens"\s*:\s*(\d+)')
-_STEPS = re.compile(rb'"steps"\s*:\s*(\d+)')
-_GENERATED = re.compile(rb"generation: (\d+) tokens")
+_TOKENS = re.compile(rb'"tokens"\s*:\s*(\d{1,18})(?!\d)')
+_STEPS = re.compile(rb'"steps"\s*:\s*(\d{1,18})(?!\d)')
+_GENERATED = re.compile(rb"generation: (\d{1,18}) tokens")
 _HEAD_BYTES = 512  # keys of a control line stand before its texts
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_agent import engine as engines
-from bmoe_agent import launch, oomkills, runner_close
+from bmoe_agent import launch, leftovers, oomkills, runner_close
 from bmoe_agent.config import ConfigError, EngineConfig
 from bmoe_agent.context import Context
 from bmoe_agent.gates import baseline
@@ -297,7 +297,7 @@ def _deal_with_survivors(live: Live) -> bool:
     """One engine per phone (law 7): end ours that nobody watches, tell of others. False when one does not go."""
     context = live.context
     paths = [engine.path for engine in context.config.engines.values()]
-    for process, working in launch.find_engines(paths, Path(context.spool.root)):
+    for process, working in leftovers.find_engines(paths, Path(context.spool.root)):
         run_id = context.run_of_directory(working)
         if not run_id:
             if process.pid in live.foreign_engines:

@@ -21,6 +21,8 @@ from bmoe_agent.session import Session
 
 NOT_ARTIFACTS = frozenset({"stdout", "stderr", "pid", "status", "launcher"})
 _KIND_OF_FILE = {name: kind for kind, (_, name) in ARTIFACTS.items()}
+MOST_FILES = 250
+"""Of one run; what an engine writes besides its streams is a handful, and a host takes no more than 256 with them."""
 _READ_BYTES = 1 << 20
 _FULL_BYTES = 1 << 20
 
@@ -112,14 +114,20 @@ def end_facts(live: Live) -> EndFacts:
 def artifacts(live: Live, *, complete: bool) -> list[pb.ArtifactFacts]:
     """Every file the engine left in its directory but its streams, with size and hash; and those it should have left.
 
-    A file of an engine that did not end well is kept under its name with the remark that it may end in mid-row.
+    A file of an engine that did not end well is kept under its name with the remark that it may end in mid-row. Of very many
+    files those that were asked for come first, and the record says how many are left out.
     """
     found: list[pb.ArtifactFacts] = []
-    names = sorted(os.listdir(live.directory)) if live.directory.is_dir() else []
-    for name in names:
+    names = sorted(os.listdir(live.directory), key=_asked_for_first) if live.directory.is_dir() else []
+    files = [name for name in names if name not in NOT_ARTIFACTS and _is_file(live.directory / name)]
+    if len(files) > MOST_FILES:
+        live.note(
+            "files_left_out",
+            f"the engine left {len(files)} files: {MOST_FILES} of them are kept",
+            {"files": len(files)},
+        )
+    for name in files[:MOST_FILES]:
         path = live.directory / name
-        if name in NOT_ARTIFACTS or not path.is_file() or path.is_symlink():
-            continue
         facts = pb.ArtifactFacts(name=name, kind=_KIND_OF_FILE.get(name, "other"))
         try:
             facts.size, facts.sha256 = hash_file(path)
@@ -129,9 +137,17 @@ def artifacts(live: Live, *, complete: bool) -> list[pb.ArtifactFacts]:
             facts.problem = f"cannot be read: {error.strerror}"
         found.append(facts)
     if live.launched:
-        missing = [item for item in live.command.files.items() if item[1] not in names]
+        missing = [item for item in live.command.files.items() if item[1] not in files]
         found += [pb.ArtifactFacts(name=name, kind=kind, problem="was not written") for kind, name in missing]
     return found
+
+
+def _asked_for_first(name: str) -> tuple[bool, str]:
+    return name not in _KIND_OF_FILE, name
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def hash_file(path: Path) -> tuple[int, bytes]:

@@ -97,6 +97,11 @@ class Live:
         message = pb.Note(code=code, text=text, facts_json=json.dumps(facts) if facts else "")
         self.writer.append("note", message, self.context.clock.boot_ns())
 
+    def note_swept(self, pids: list[int]) -> None:
+        """Record what was ended after the engine."""
+        if pids:
+            self.note("left_behind", f"processes the engine left behind were killed: {pids}", {"pids": pids})
+
     def record_sample(self, kind: str) -> None:
         """Read the kernel's files now; a failure of the sampler costs the samples, not the run."""
         if self.sampler is None:

@@ -18,7 +18,7 @@ from typing import Literal
 
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
-from bmoe_agent import launch
+from bmoe_agent import launch, leftovers
 from bmoe_agent.phase import Event, Phase
 from bmoe_agent.runner_live import AgentStopping, Live, log
 from bmoe_agent.watchdog import Bounds, Progress, Verdict, Watchdog
@@ -82,7 +82,7 @@ class Watch:
             self._tell(now)
             if live.context.stop.is_set():
                 raise AgentStopping
-            wanted_ns = max(wanted_ns + LOOK_NS, now)
+            wanted_ns = now if self._behind() else max(wanted_ns + LOOK_NS, now)
             if self._session_look_ns is not None:
                 wanted_ns = min(wanted_ns, max(self._session_look_ns, now))
             before = time.monotonic_ns()
@@ -90,9 +90,13 @@ class Watch:
             live.context.pause(pause_ns / 1e9)
             live.observer.slept(pause_ns, time.monotonic_ns() - before)
 
-    def read_rest(self) -> None:
-        """Record what an engine that is gone has left in its files."""
-        self._read_output(self._clock.boot_ns(), last=True)
+    def _behind(self) -> bool:
+        """Whether the engine has written more than one look takes: the next one is due at once."""
+        return any(tail is not None and tail.behind for tail in (self._live.stdout, self._live.stderr))
+
+    def read_rest(self, *, unread: bool = False) -> None:
+        """Record what an engine that is gone has left in its files; `unread`: without looking at what it says."""
+        self._read_output(self._clock.boot_ns(), last=True, unread=unread)
 
     def _look_at_disk(self) -> None:
         """The engine's own writes to a full disk are lost without a word of its own: the record must say so."""
@@ -104,7 +108,7 @@ class Watch:
 
     # ---------------------------------------------------------------- output and turns
 
-    def _read_output(self, now: int, *, last: bool) -> None:
+    def _read_output(self, now: int, *, last: bool, unread: bool = False) -> None:
         live = self._live
         if live.stderr is not None:
             for chunk in live.stderr.rest(now) if last else live.stderr.look(now):
@@ -113,6 +117,8 @@ class Watch:
         if live.stdout is not None:
             for chunk in live.stdout.rest(now) if last else live.stdout.look(now):
                 live.record_output(pb.STREAM_STDOUT, chunk)
+                if unread:
+                    continue
                 for event in live.phases.feed(live.stdout.lines(chunk), now):
                     self._on(event, now)
 
@@ -324,8 +330,7 @@ class Watch:
     def _reap(self) -> None:
         live = self._live
         assert live.process is not None
-        if killed := launch.sweep_session(live.process):
-            live.note("left_behind", f"processes the engine left behind were killed: {killed}", {"pids": killed})
+        live.note_swept(leftovers.sweep(live.process, live.directory))
         if live.launcher is not None:
             try:
                 live.launcher.wait(timeout=5)

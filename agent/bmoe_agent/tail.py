@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 CHUNK_BYTES = 256 << 10
 LINE_LIMIT = 1 << 20
+LOOK_BYTES = 8 << 20
+"""Most of one look, held in memory at once; what an engine writes beyond it waits in the file for the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,8 @@ class Tail:
         self.offset = offset  # everything before it has been given out
         self.size = offset  # as last seen
         self.shrunk_to: int | None = None
-        self._looked_boot_ns = looked_boot_ns
+        self.behind = False  # the last look left something for the next one
+        self._looked_boot_ns = self._since_ns = looked_boot_ns
         self._held = b""
         self._descriptor = -1
         self._hash = hashlib.sha256()
@@ -46,12 +50,15 @@ class Tail:
             self._hash_prefix(offset)
 
     def look(self, boot_ns: int) -> list[Chunk]:
-        """What is new and complete. Never raises for the file's sake: a file not there yet has nothing new."""
-        return self._look(boot_ns, last=False)
+        """What is new and complete, up to `LOOK_BYTES`. Never raises for the file's sake: one not there yet has nothing new."""
+        return list(self._look(boot_ns, LOOK_BYTES))
 
-    def rest(self, boot_ns: int) -> list[Chunk]:
-        """Everything left, an unfinished last line included: for when the engine has ended."""
-        return self._look(boot_ns, last=True)
+    def rest(self, boot_ns: int) -> Iterator[Chunk]:
+        """Everything left, an unfinished last line included, piece by piece: for when the engine has ended."""
+        yield from self._look(boot_ns, None)
+        if self._held:
+            held, self._held = self._held, b""
+            yield self._give(held, boot_ns, self._since_ns)
 
     def lines(self, chunk: Chunk) -> list[bytes]:
         """The chunk's complete lines without their ends; a line that an earlier chunk began is put together again."""
@@ -69,41 +76,40 @@ class Tail:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _look(self, boot_ns: int, *, last: bool) -> list[Chunk]:
+    def _look(self, boot_ns: int, most: int | None) -> Iterator[Chunk]:
         if self._descriptor < 0:
             try:
                 self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
-                return []
+                return
         size = os.fstat(self._descriptor).st_size
         known = self.offset + len(self._held)
-        chunks: list[Chunk] = []
         if size < known and self.shrunk_to is None:
             self.shrunk_to = size
-        since_ns = self._looked_boot_ns
-        while known < size:
-            data = os.pread(self._descriptor, min(CHUNK_BYTES, size - known), known)
+        if not self.behind:
+            self._since_ns = self._looked_boot_ns
+        end = size if most is None else min(size, known + most)
+        self.size = size
+        while known < end:
+            data = os.pread(self._descriptor, min(CHUNK_BYTES, end - known), known)
             if not data:
                 break
             known += len(data)
-            chunks.extend(self._cut(data, boot_ns, since_ns))
-        if last and self._held:
-            chunks.append(self._give(self._held, boot_ns, since_ns))
-            self._held = b""
-        self.size = size
+            yield from self._cut(data, boot_ns, self._since_ns)
+        # What is left was there at this look, and may have been since the look before the first that left something.
+        self.behind = end < size
         self._looked_boot_ns = boot_ns
-        return chunks
 
-    def _cut(self, data: bytes, boot_ns: int, since_ns: int) -> list[Chunk]:
+    def _cut(self, data: bytes, boot_ns: int, since_ns: int) -> Iterator[Chunk]:
         end = data.rfind(b"\n") + 1
         if not end:
             self._held += data
             if len(self._held) <= LINE_LIMIT:
-                return []
+                return
             whole, self._held = self._held, b""
         else:
             whole, self._held = self._held + data[:end], data[end:]
-        return [self._give(whole, boot_ns, since_ns)]
+        yield self._give(whole, boot_ns, since_ns)
 
     def _give(self, data: bytes, boot_ns: int, since_ns: int) -> Chunk:
         chunk = Chunk(self.offset, data, boot_ns, max(0, boot_ns - since_ns))

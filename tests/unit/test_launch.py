@@ -2,13 +2,15 @@
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from bmoe_agent import launch
+from bmoe_agent import launch, leftovers
 from bmoe_agent.launch_argv import RefusedError, check_cell, command, recorded_command
 from bmoe_proto.v1 import telemetry_pb2 as pb
+from support.agents import wait_for
 
 pytestmark = pytest.mark.agent
 
@@ -52,12 +54,24 @@ def test_a_signal_is_recorded_as_one_and_stderr_stays_the_engines(tmp_path: Path
 
 
 def test_engine_is_its_own_session_and_its_leftovers_are_swept(tmp_path: Path) -> None:
-    child = b"/bin/sleep 600 & echo $!; exit 0"
-    started = start(tmp_path / "run", SHELL, b"-c", child)
+    """Those that left the session and the directory too, as daemons do."""
+    run = tmp_path / "run"
+    child = b"/bin/sleep 600 >/dev/null 2>&1 & echo $!; cd /; setsid /bin/sleep 600 & echo $!; exit 0"
+    started = start(run, SHELL, b"-c", child)
     finish(started)
     assert started.process.session_id == started.launcher.pid != os.getsid(0)
-    left = int((tmp_path / "run" / "stdout").read_text())
-    assert launch.sweep_session(started.process) == [left]
+    left = [int(line) for line in (run / "stdout").read_text().split()]
+    with subprocess.Popen(["/bin/sleep", "600"], cwd=run) as bystander:
+        try:
+            wait_for(lambda: os.getsid(left[1]) == left[1], "the daemon's own session")
+            assert [(process.pid, where) for process, where in leftovers.find_engines([], tmp_path)] == [
+                (left[1], str(run))
+            ]
+            assert leftovers.sweep(started.process, run, just_ended=False) == [left[1]]
+            assert leftovers.sweep(started.process, run) == [left[0]]
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
 
 
 def test_a_session_is_given_a_pipe_and_others_nothing(tmp_path: Path) -> None:
@@ -119,7 +133,7 @@ def test_engines_are_found_by_where_they_work_or_what_they_run(tmp_path: Path) -
         deadline = time.monotonic() + 30
         wanted = {inside.process.pid, outside.process.pid}
         while True:
-            found = {process.pid: working for process, working in launch.find_engines([script], tmp_path / "spool")}
+            found = {process.pid: working for process, working in leftovers.find_engines([script], tmp_path / "spool")}
             if set(found) == wanted or time.monotonic() > deadline:
                 break
         assert set(found) == wanted

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from bmoe_agent.phase import Phases
-from bmoe_agent.tail import LINE_LIMIT, Tail
+from bmoe_agent.tail import LINE_LIMIT, LOOK_BYTES, Tail
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -70,6 +70,37 @@ def test_a_line_without_end_cannot_fill_memory(tmp_path: Path) -> None:
     tail.close()
 
 
+def test_one_look_takes_a_bounded_part_and_the_next_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "stderr"
+    line = b"e" * 1023 + b"\n"
+    whole = line * (2 * LOOK_BYTES // len(line) + 5)
+    path.write_bytes(whole)
+    tail = Tail(path, looked_boot_ns=7)
+    got: list[bytes] = []
+    for now in (10, 20, 30):
+        chunks = tail.look(now)
+        assert sum(len(chunk.data) for chunk in chunks) <= LOOK_BYTES
+        # It may have been there since before the first look that did not take it.
+        assert {chunk.boot_ns - chunk.uncertainty_ns for chunk in chunks} == {7}
+        got += [chunk.data for chunk in chunks]
+        assert tail.behind == (now < 30)
+    assert b"".join(got) == whole
+    with path.open("ab") as file:
+        file.write(b"new\n")
+    assert [(chunk.data, chunk.uncertainty_ns) for chunk in tail.look(40)] == [(b"new\n", 10)]
+    tail.close()
+
+
+def test_the_rest_goes_on_after_whoever_took_it_failed(tmp_path: Path) -> None:
+    path = tmp_path / "stdout"
+    path.write_bytes(b"x\n" * (1 << 20) + b"unfinished")
+    tail = Tail(path, looked_boot_ns=0)
+    first = next(iter(tail.rest(1)))
+    joined = first.data + b"".join(chunk.data for chunk in tail.rest(2))
+    assert joined == path.read_bytes()
+    tail.close()
+
+
 def test_a_file_that_is_not_there_has_nothing_new(tmp_path: Path) -> None:
     tail = Tail(tmp_path / "absent", looked_boot_ns=0)
     assert tail.look(1) == []
@@ -118,3 +149,15 @@ def test_without_progress_lines_the_report_says_how_many_tokens() -> None:
     phases = Phases(session=False)
     phases.feed([b"=== answer ===", b"hello", b"=== perf ===", b"generation: 12 tokens, 1 s/token (1 tok/s)"], 1)
     assert (phases.tokens, phases.got_tokens) == (0, 12)
+
+
+def test_numbers_of_thousands_of_digits_are_no_counts() -> None:
+    """Python refuses to read them, and an engine's garbage must not end the run that records it."""
+    many = b"9" * 6000
+    phases = Phases(session=False)
+    phases.feed([b'BMOE_PROGRESS {"step":1,"steps":' + many + b"}"], 1)
+    phases.feed([b"=== answer ===", b"x", b"=== perf ===", b"generation: " + many + b" tokens, x"], 2)
+    assert (phases.tokens, phases.steps_asked, phases.got_tokens, phases.saw_end) == (1, None, 1, True)
+    talk = Phases(session=True)
+    (done,) = talk.feed([b'BMOE_DONE {"id":' + many[:400] + b',"tokens":' + many[:50] + b"}"], 1)
+    assert (done.request_id, done.tokens) == (None, None)
