@@ -105,6 +105,10 @@ class TestSpoiltDatabase:
         again = f"insert into tokens_stdout (run_no, at, {said}) select run_no, 1000, {said} from tokens_stdout where at = 7"
         assert any("151 rows" in problem for problem in played.spoilt("more", again))
 
+    def test_a_sample_that_is_gone(self, played):
+        found = played.spoilt("sample", "delete from samples where boot_ns = (select max(boot_ns) from samples)")
+        assert any("rows of sample" in problem for problem in found)
+
     def test_a_block_that_is_there_twice(self, played):
         first = "(select max(offset) from blocks where offset < (select max(offset) from blocks))"
         again = (

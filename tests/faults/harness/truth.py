@@ -26,6 +26,8 @@ from faults.harness import files
 from faults.harness.files import LAST_WRITE, Written
 
 LOSSY = {"tail_torn", "tail_flipped", "disk_full"}
+ROWS_OF = {"sample": "samples", "gate": "gates", "gap": "gaps where declared"}
+"""Frames of which each is one row of a table."""
 PROGRESS = re.compile(rb"^BMOE_PROGRESS \{.*\}\r?$", re.MULTILINE)
 
 
@@ -41,7 +43,7 @@ class Stored:
 
     stdout: bytearray = field(default_factory=bytearray)
     holes: int = 0
-    frames: Counter[bytes] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
     segments: dict[bytes, list[bytes]] = field(default_factory=lambda: defaultdict(list))
     ended: list[tuple[pb.RunEnded, bytes]] = field(default_factory=list)  # each with the segment it is in
     problems: list[str] = field(default_factory=list)
@@ -66,6 +68,7 @@ def check(database: Rows, phones: Sequence[Phone], cells: Iterable[str], artifac
     ]
     of_phone = {phone.uuid: phone for phone in phones}
     tokens, rows = _counts(database, "tokens_stdout"), _counts(database, "tokens_csv")
+    told = {kind: _counts(database, table) for kind, table in ROWS_OF.items()}
     named = files.by_run(database.rows("select * from artifacts order by run_no, name"))
     for run_id, run in runs.items():
         name = f"run {run_id[:8]} ({run['cell']}/{run['attempt']})"
@@ -80,6 +83,10 @@ def check(database: Rows, phones: Sequence[Phone], cells: Iterable[str], artifac
         found = [*raw.problems, *_proof(raw, lossy), *_ended(run, files.not_written(of_run, written), lossy)]
         found += _stdout(run, raw, written.stdout if written is not None else None, lossy=lossy, full=full)
         found += _tokens(raw, tokens.get(run["run_no"], 0), lossy)
+        rows_of = {kind: counts.get(run["run_no"], 0) for kind, counts in told.items()}
+        found += [
+            f"{n} rows of {kind}, {raw.kinds[kind]} frames" for kind, n in rows_of.items() if n != raw.kinds[kind]
+        ]
         found += files.check(run, of_run, artifacts, written, rows.get(run["run_no"], 0), lossy=lossy, full=full)
         problems += [f"{name}: {problem}" for problem in found]
     problems += _plan(runs.values(), phones, list(cells))
@@ -127,6 +134,7 @@ def _take(run: Stored, frame: pb.Frame, raw: bytes, run_id: str, segment: str) -
             f"segment {segment[:8]}: frame {frame.seq} {'twice' if twice else f'after {len(have) - 1}'}"
         )
     have.append(raw)
+    run.kinds[frame.WhichOneof("what") or ""] += 1
     if frame.WhichOneof("what") == "run_ended":
         run.ended.append((frame.run_ended, frame.segment))
 
