@@ -212,7 +212,8 @@ def check_run(found: Morning, run: dict, cell: pb.Cell) -> None:
     assert all(gate["waited_s"] >= 0 for gate in gates)
     kinds = [sample["kind"] for sample in found.table("samples", run)]
     assert kinds[:2] == ["entry", "launch"], name
-    if run["outcome"] != "lost":
+    # An engine that ended before the next agent was there left no exit state to read.
+    if run["outcome"] != "lost" and "closed_from_disk" not in found.notes(run):
         assert "exit" in kinds, name
     if run["outcome"] == "ok" and run["cell"] != "talks":
         assert run["n_tokens"] == (4 if run["cell"] == "ends early" else 10), name
