@@ -250,8 +250,9 @@ def test_gates_that_are_read_seldom_wait_too(phone: Agent, device: Device, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.serial
+@pytest.mark.timeout(300)
 def test_the_speed_probe_waits_for_a_machine_slowed_by_half(tmp_path: Path) -> None:
-    """A real CPU limit on the agent: the gate waits while it stands, and the cell runs once it is lifted."""
+    """A real CPU limit on the agent: the gate waits while it stands, and the cell runs once it is lifted. Wants an idle machine."""
     group = Path("/sys/fs/cgroup/cpu", f"bmoe-test-{secrets.token_hex(6)}")
     try:
         group.mkdir()
@@ -275,7 +276,7 @@ def test_the_speed_probe_waits_for_a_machine_slowed_by_half(tmp_path: Path) -> N
         with client(phone) as connected:
             assert connected.status().state == "gating"
         (group / "cpu.cfs_quota_us").write_text("-1")
-        assert wait_done(phone, asked) == "done"
+        assert wait_done(phone, asked, 150) == "done"
         found = morning(phone, tmp_path)
         (row,) = found.table("gates", found.of("waits"))
         print(row)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 VERSION = 1  # of the computation: a baseline of another one says nothing
 PASS_S = 0.25
 _WARM_S = 0.06  # governors need some milliseconds to raise the clock
-_REPEATS = 4
+_REPEATS = 6
 _SLOW = 0.92
 
 
