@@ -21,7 +21,7 @@ from bmoe_agent.session import Session
 
 NOT_ARTIFACTS = frozenset({"stdout", "stderr", "pid", "status", "launcher"})
 _KIND_OF_FILE = {name: kind for kind, (_, name) in ARTIFACTS.items()}
-MOST_FILES = 250
+MOST_FILES = 200
 """Of one run; what an engine writes besides its streams is a handful, and a host takes no more than 256 with them."""
 _READ_BYTES = 1 << 20
 _FULL_BYTES = 1 << 20

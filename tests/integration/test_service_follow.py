@@ -250,6 +250,22 @@ class TestWhileACellIsMeasured:
                 assert next(replies).WhichOneof("say") == "batch"
             writer.seal()
 
+    def test_what_a_run_left_goes_in_the_gap_behind_it_however_short(self, tmp_path):
+        with served(tmp_path, heartbeat_s=60, quiet_s=60) as agent, agent.client() as client:
+            agent.supervisor.cell = Measuring(RUN)
+            writer = make_run(agent.spool, RUN, end=False)
+            replies = client.follow(Asking())
+            assert next(replies).batch.at.run_id == RUN
+            writer.append("output", pb.Output(offset=7), 7)
+            writer.end(pb.RunEnded(outcome="ok"), 9)
+            agent.supervisor.cell = None
+            began = time.monotonic()
+            following = make_run(agent.spool, SECOND, outputs=0, end=False)
+            rest = list(itertools.takewhile(lambda reply: not reply.HasField("ended"), replies))
+            assert RUN in {reply.batch.at.run_id for reply in rest}
+            assert time.monotonic() - began < 30
+            following.seal()
+
     def test_what_waits_is_said_to_wait_and_acknowledgements_delete_nothing_yet(self, agent, client):
         make_run(agent.spool, RUN)
         asking = Asking()
@@ -394,6 +410,21 @@ class TestFiles:
             assert {chunk.size for chunk in chunks} == {len(data)}
         for name, offset in [("route.csv", 700_000), ("empty", 0)]:
             assert b"".join(chunk.data for chunk in client.fetch(RUN, name, offset)) == b""
+
+    def test_what_was_added_to_a_file_since_is_not_given_and_one_cut_short_is_told(self, agent, client):
+        """A process that the engine left behind may still write; the record names the bytes that were there."""
+        data = os.urandom(300_000)
+        make_run(agent.spool, RUN, artifacts={"grows.csv": data, "shrinks.csv": data})
+        folder = agent.spool.files_directory(RUN)
+        with open(os.path.join(folder, "grows.csv"), "ab") as file:
+            file.write(b"more" * 100_000)
+        os.truncate(os.path.join(folder, "shrinks.csv"), 5)
+        for offset in (0, 299_999, 300_000):
+            chunks = list(client.fetch(RUN, "grows.csv", offset))
+            assert b"".join(chunk.data for chunk in chunks) == data[offset:]
+            assert {chunk.size for chunk in chunks} == {len(data)}
+        with pytest.raises(calls.Refused, match="5 bytes are left of the 300000"):
+            list(client.fetch(RUN, "shrinks.csv"))
 
     def test_only_what_the_runs_end_names(self, agent, client, tmp_path):
         make_run(agent.spool, RUN, artifacts={"m": b"x"})

@@ -40,23 +40,26 @@ class Store:
         self.stored.add(name)
 
     def artifact_given_up(self, _run, name, why):
-        assert "no file" in why
+        assert why
         self.given_up.append(name)
 
 
 class Phone:
     """An agent's files; it deletes a run that is acknowledged."""
 
-    def __init__(self, refusal: grpc.StatusCode | None = None) -> None:
+    def __init__(self, refusal: grpc.StatusCode | None = None, given: list[bytes] | None = None) -> None:
+        """`given`: what it gives at each fetch of "metrics.csv", the last of them again and again."""
         self.refusal = refusal
+        self.given = given or [DATA]
         self.fetched = 0
         self.acknowledged: list[str] = []
 
     def fetch(self, _run, name, offset=0):
         if self.refusal is not None or name in self.acknowledged:
             raise calls.Refused(f"no file {name}", self.refusal or grpc.StatusCode.NOT_FOUND)
-        self.fetched += 1
-        yield pb.FetchChunk(offset=offset, data=DATA[offset:], size=len(DATA))
+        data = self.given[min(self.fetched, len(self.given) - 1)] if name == "metrics.csv" else DATA
+        self.fetched += name == "metrics.csv"
+        yield pb.FetchChunk(offset=offset, data=data[offset:], size=len(data))
 
     def acknowledge_artifact(self, _run, name, _sha):
         self.acknowledged.append(name)
@@ -103,3 +106,35 @@ def test_parts_of_stored_files_are_swept_when_a_stream_begins(tmp_path):
         path.write_bytes(DATA[:3])
     FileFetcher(store, UUID, tmp_path).resume()
     assert list(tmp_path.iterdir()) == [other]
+
+
+OTHER = bytes(reversed(DATA))
+
+
+@pytest.mark.parametrize("given", [[OTHER], [DATA + b"more"], [DATA[:4], OTHER]])
+def test_a_file_that_is_not_what_its_record_says_is_given_up_and_keeps_no_other_waiting(tmp_path, ended, given):
+    store, phone = Store(), Phone(given=given)
+    fetcher = FileFetcher(store, UUID, tmp_path)
+    ended.artifacts.add(name="route.csv", kind="route", size=len(DATA), sha256=SHA)
+    fetcher.expect(ended)
+    while fetcher.pending():
+        assert fetch(fetcher, phone) in {0, 1}
+        assert phone.fetched < 10
+    assert (store.given_up, store.stored, phone.acknowledged) == (["metrics.csv"], {"route.csv"}, ["route.csv"])
+    assert list(tmp_path.iterdir()) == []
+    asked = phone.fetched
+    fetcher.expect(ended)  # as a stream that opens anew does: the phone keeps what it was not told to be stored
+    assert [fetch(fetcher, phone), fetcher.pending()] == [0, 0]
+    assert phone.fetched == asked
+
+
+@pytest.mark.parametrize("given", [[OTHER, DATA], [DATA[:4], b"", DATA]])
+def test_a_file_that_was_damaged_on_the_way_is_asked_for_again(tmp_path, ended, given):
+    store, phone = Store(), Phone(given=given)
+    fetcher = FileFetcher(store, UUID, tmp_path)
+    fetcher.expect(ended)
+    stored = 0
+    while fetcher.pending():
+        stored += fetch(fetcher, phone)
+        assert phone.fetched < 10
+    assert (stored, store.given_up, phone.acknowledged) == (1, [], ["metrics.csv"])

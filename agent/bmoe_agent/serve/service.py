@@ -261,17 +261,21 @@ class AgentService(grpc.GenericRpcHandler):
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 context.abort(grpc.StatusCode.NOT_FOUND, f"{facts.name}: not a file")
-            offset = asked.offset
-            if offset >= status.st_size:  # beyond any offset the system takes, too
-                yield pb.FetchChunk(offset=offset, size=status.st_size).SerializeToString()
+            if status.st_size < facts.size:
+                why = f"{status.st_size} bytes are left of the {facts.size} it had when its run ended"
+                context.abort(grpc.StatusCode.NOT_FOUND, f"{facts.name}: {why}")
+            # What was added since is no part of the record.
+            offset, size = asked.offset, facts.size
+            if offset >= size:  # beyond any offset the system takes, too
+                yield pb.FetchChunk(offset=offset, size=size).SerializeToString()
                 return
             while True:
-                chunk = os.pread(descriptor, CHUNK_BYTES, offset)
+                chunk = os.pread(descriptor, min(CHUNK_BYTES, size - offset), offset)
                 if not chunk and offset > asked.offset:
                     return
-                yield pb.FetchChunk(offset=offset, data=chunk, size=status.st_size).SerializeToString()
+                yield pb.FetchChunk(offset=offset, data=chunk, size=size).SerializeToString()
                 offset += len(chunk)
-                if not chunk or offset >= status.st_size:
+                if not chunk or offset >= size:
                     return
                 self._refuse_while_measured(session, context)
         finally:

@@ -29,6 +29,10 @@ SMALL_BYTES = 16 << 20  # fetched however full the disk is: a write that fails s
 KEPT_FREE_BYTES = 1 << 30  # of the disk that parts lie on
 
 
+class _DiffersError(Exception):
+    """What the phone gives is not the file that its run's record names."""
+
+
 class FileFetcher:
     """The files of one phone's runs."""
 
@@ -38,13 +42,15 @@ class FileFetcher:
         self._uuid = uuid
         self._folder = folder or data_dir() / "partial"
         self._awaited: dict[tuple[bytes, str], Wanted] = {}
+        self._differed: set[tuple[bytes, str]] = set()  # not asked for again by this process
 
     def expect(self, ended: pb.FollowReply.Ended) -> None:
         """Remember the files of a run whose every block was sent."""
         for facts in ended.artifacts[:MOST_FILES]:
             if len(facts.sha256) == SHA256_BYTES and len(self._awaited) < MOST_AWAITED:
                 item = Wanted(ended.run_id, facts.name, facts.kind, facts.size, facts.sha256)
-                self._awaited[item.run_id, item.name] = item
+                if (item.run_id, item.name) not in self._differed:
+                    self._awaited[item.run_id, item.name] = item
 
     def resume(self) -> None:
         """Remember what the database still awaits: a collector that was killed had not fetched it."""
@@ -74,8 +80,9 @@ class FileFetcher:
     ) -> int:
         """Fetch what is awaited; returns how many were stored. `check` may raise to stop between pieces.
 
-        A file the agent does not give now (a cell is being measured) stays awaited; one it does not have any more is
-        given up, since it would be awaited for ever.
+        A file the agent does not give now (a cell is being measured) stays awaited. One it does not have any more, or of
+        which it gives something else than its record says, is given up: it would be awaited for ever, and keep the others
+        waiting.
         """
         stored = 0
         for key, item in list(self._awaited.items()):
@@ -110,11 +117,12 @@ class FileFetcher:
             if error.code is not grpc.StatusCode.NOT_FOUND:
                 LOG.info("file waits", extra=told)
                 return False
-            LOG.warning("file given up", extra=told)
-            with writing:
-                self._ingestor.artifact_given_up(item.run_id, item.name, str(error))
-            self._place(item).unlink(missing_ok=True)
-            del self._awaited[item.run_id, item.name]
+            self._give_up(item, str(error), writing)
+            return False
+        except _DiffersError as error:
+            if len(self._differed) < MOST_AWAITED:
+                self._differed.add((item.run_id, item.name))
+            self._give_up(item, str(error), writing)
             return False
         if path is None:
             return False
@@ -122,14 +130,27 @@ class FileFetcher:
             self._ingestor.artifact(item.run_id, item.name, item.kind, str(path), item.sha256)
         return True
 
+    def _give_up(self, item: Wanted, why: str, writing: AbstractContextManager[object]) -> None:
+        """Put on record that it cannot be had; the phone, which is not told, keeps what it has."""
+        LOG.warning("file given up", extra={"run": item.run_id.hex(), "file": item.name, "why": why})
+        with writing:
+            self._ingestor.artifact_given_up(item.run_id, item.name, why)
+        self._place(item).unlink(missing_ok=True)
+        del self._awaited[item.run_id, item.name]
+
     def _place(self, item: Wanted) -> Path:
         return self._folder / f"{item.sha256.hex()}-{self._uuid.hex()[:8]}.part"
 
     def _part(self, client: calls.AgentClient, item: Wanted, check: Callable[[], None]) -> Path | None:
-        """Bring the part on this host to the whole file; None when its content is not what its hash says."""
+        """Bring the part on this host to the whole file; None when it cannot be had whole now.
+
+        Raises _DiffersError when the phone's file is another one: it gave the same wrong content twice, from the first byte on
+        the second time, or more than the record says.
+        """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._place(item)
-        for attempt in (1, 2):
+        seen = b""
+        for _ in range(3):
             have = path.stat().st_size if path.exists() else 0
             free = shutil.disk_usage(self._folder).free
             if item.size - have > free - KEPT_FREE_BYTES and item.size - have > SMALL_BYTES:
@@ -137,27 +158,32 @@ class FileFetcher:
                     "no room", extra={"run": item.run_id.hex(), "file": item.name, "size": item.size, "free": free}
                 )
                 return None
-            with path.open("ab") as file:
-                have = file.tell()
-                if have > item.size:
-                    file.truncate(0)
-                    have = 0
-                if have < item.size:
-                    for chunk in client.fetch(item.run_id, item.name, have):
-                        check()
-                        if chunk.offset != file.tell():
-                            raise calls.CallError(
-                                f"file {item.name}: offset {chunk.offset} came where {file.tell()} was due"
-                            )
-                        if file.tell() + len(chunk.data) > item.size:
-                            raise calls.CallError(f"file {item.name}: more came than the {item.size} bytes announced")
-                        file.write(chunk.data)
+            self._extend(client, item, path, check)
             with path.open("rb") as done:
                 digest = hashlib.file_digest(done, "sha256").digest()
             if digest == item.sha256:
                 return path
             if path.stat().st_size < item.size:
                 return None  # the stream ended early; the part is kept for the next time
-            LOG.warning("file differs", extra={"run": item.run_id.hex(), "file": item.name, "attempt": attempt})
+            LOG.warning("file differs", extra={"run": item.run_id.hex(), "file": item.name, "sha256": digest.hex()})
             path.unlink()
+            if digest == seen:
+                raise _DiffersError("the phone's file is not the one its run's record names: its sha256 is another")
+            seen = digest
         return None
+
+    def _extend(self, client: calls.AgentClient, item: Wanted, path: Path, check: Callable[[], None]) -> None:
+        """Ask for what a part lacks."""
+        with path.open("ab") as file:
+            if file.tell() > item.size:
+                file.truncate(0)
+            if file.tell() == item.size:
+                return
+            for chunk in client.fetch(item.run_id, item.name, file.tell()):
+                check()
+                if chunk.offset != file.tell():
+                    raise calls.CallError(f"file {item.name}: offset {chunk.offset} came where {file.tell()} was due")
+                if file.tell() + len(chunk.data) > item.size:
+                    path.unlink()
+                    raise _DiffersError(f"the phone gives more than the {item.size} bytes its run's record says")
+                file.write(chunk.data)
