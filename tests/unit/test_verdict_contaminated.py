@@ -71,6 +71,15 @@ def test_compute_rising_while_active_experts_fall_flags_the_narrow_cells_and_not
     assert "contaminated" in {verdict.code for verdict in judge(folder[2], folder)}
 
 
+def test_one_repeat_a_little_above_is_noise_and_far_above_is_not():
+    wide = [cell(at, width=8, compute_s=0.05) for at in range(4)]
+    narrow = [cell(10 + at, width=6, compute_s=0.048 + at / 1e4) for at in range(4)]
+    assert flagged([*wide, *narrow, cell(20, width=6, compute_s=0.055)]) == {}
+    assert list(flagged([*wide, *narrow, cell(20, width=6, compute_s=0.065)])) == [20]
+    risen = [cell(30 + at, width=6, compute_s=0.055) for at in range(4)]
+    assert list(flagged([*wide, *risen])) == [30, 31, 32, 33]
+
+
 def test_cpu_rising_while_active_experts_fall_where_the_residual_hides_it():
     wide, narrow = cell(0, width=8), cell(1, width=6)
     end = summary(tok_s=10.0, compute_s_tok=0.05, cpu_s_tok=0.2)

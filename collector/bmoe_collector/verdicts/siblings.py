@@ -30,6 +30,8 @@ FAULT_FLOOR = 0.5
 """Below half a fault per token a rate is as good as none; ten times it is still single digits."""
 COMPUTE_MARGIN = 0.05
 """Beyond it, and with this much fewer experts, noise between two runs is no explanation."""
+ONE_OF_MANY = 0.15
+"""Beyond it a single repeat is spoiled although the others beside it are not: three times the usual spread."""
 FEWER_EXPERTS = 0.10
 EQUAL_BYTES = 0.005
 EQUAL_HIT_POINTS = 0.2
@@ -152,7 +154,9 @@ def _compute(family: Sequence[Sibling]) -> Iterator[Sign]:
                 for width, level in levels.items():
                     if not own or own > width * (1 - FEWER_EXPERTS) or one.run_id in told:
                         continue
-                    if mine > level * (1 + COMPUTE_MARGIN):
+                    # Of repeats that are as they should be one may be an outlier by chance alone.
+                    typical = levels[round(own, 3)] <= level * (1 + COMPUTE_MARGIN)
+                    if mine > level * (1 + (ONE_OF_MANY if typical else COMPUTE_MARGIN)):
                         told.add(one.run_id)
                         yield (
                             one.run_id,
