@@ -3,7 +3,7 @@
 In: `BMOE_HOME`, else the user's config directory. Out: a `HostHome`. Everything lies in files of mode 0600 in a folder of mode
 0700; a secret is never printed, logged or put in argv.
 
-    phones/<uuid: 32 hex>.json   {"secret": 64 hex, "socket": abstract name, "places": [adb serial or "host:port", ...],
+    phones/<uuid: 32 hex>.json   {"secret": 64 hex, "socket": abstract name, "places": [adb serial, "host:port", "local:<socket>", ...],
                                   "next_secret": 64 hex while a rotation is under way, else ""}
 """
 
@@ -32,7 +32,9 @@ class PairedPhone:
     uuid: bytes
     secret: bytes
     socket: str
-    places: tuple[str, ...] = ()  # adb serials, the latest first; "host:port" without a cable
+    places: tuple[
+        str, ...
+    ] = ()  # adb serials, the latest first; "host:port" without a cable; "local:<socket>" on this host
     next_secret: bytes = b""
 
     def __repr__(self) -> str:

@@ -63,17 +63,21 @@ def test_demo_runs_the_engine_it_is_told_and_says_no_when_that_fails(host: Host,
 
 def test_demo_interrupted_leaves_nothing_running(host: Host, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [str(BMOE), "demo", "-n", "5000"], env=host.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [str(BMOE), "demo", "-n", "1900"], env=host.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     try:
         engine = str(BIN / "bmoe-sim") + " -m "
         wait_for(lambda: any(engine in line for line in named(tmp_path / "tmp")), "the engine to run")
+        wait_for(lambda: host.json("runs"), "the run to be stored")
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
     assert process.returncode == 130, out
+    assert b"goes on" not in out
+    [run] = host.json("runs")
+    assert run["outcome"] == "aborted", out
     wait_for(lambda: named(tmp_path / "tmp") == [], "the demo's processes to be gone", 10)
     assert list((tmp_path / "tmp").iterdir()) == []
 

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from bmoe_collector.commands.pairing import reach_for
-from bmoe_collector.common import DbOption, JsonOption, UserError, emit, open_db, open_ingestor, say
+from bmoe_collector.common import DbOption, JsonOption, UserError, counted, emit, open_db, open_ingestor, say
 from bmoe_collector.fleet import logs, metrics, names
 from bmoe_collector.fleet.collector import Collector
 from bmoe_collector.fleet.drainer import Timers
@@ -59,8 +59,10 @@ def collect(
     store, host = open_db(db), HostHome()
     with reach_for(host, store.store_id, words) as reach:
         only = [names.find_phone(store, host, word, reach.sightings()) for word in words] or None
-        if not host.phones():
-            say("no phone is paired yet; those paired later are drained too: `bmoe pair`")
+        paired = bool(host.phones())
+        if not paired:
+            later = "" if once or until_drained else "; those paired later are drained too"
+            say(f"no phone is paired with this host: `bmoe pair`{later}")
         timers = Timers(silence_s=silence, lease_s=lease, renew_s=lease / 3)
         collector = Collector(store, open_ingestor(store), reach, only=only, timers=timers)
         server = metrics.serve(collector.board, port) if port is not None else None
@@ -76,9 +78,12 @@ def collect(
     store.close()
     if json:
         emit({"phones": phones})
-    else:
-        for phone in collector.board.all():
-            say(f"{phone.name or phone.uuid[:12]}: {phone.state}, {phone.bytes} bytes, {phone.runs_ended} runs ended")
+        return
+    for phone in collector.board.all():
+        ended = counted(phone.runs_ended, "run")
+        say(f"{phone.name or phone.uuid[:12]}: {phone.state}, {phone.bytes:,} bytes, {ended} ended")
+    if until is not None and paired and not phones:
+        say("no paired phone was in reach: `bmoe devices` says why")
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,15 +25,29 @@ import typer
 from bmoe_proto import calls
 
 from bmoe_collector.commands import run as running
-from bmoe_collector.common import EXIT_NO, DbOption, JsonOption, OutsideError, UserError, emit, open_db, say
+from bmoe_collector.common import (
+    EXIT_NO,
+    DbOption,
+    JsonOption,
+    OutsideError,
+    UserError,
+    emit,
+    open_db,
+    open_ingestor,
+    say,
+)
+from bmoe_collector.fleet import follow
+from bmoe_collector.fleet.collector import Collector
 from bmoe_collector.fleet.single import Single, plan_of, split_flags
 from bmoe_collector.host import HostHome, PairedPhone
 from bmoe_collector.reach.routes import LOCAL, Reach
+from bmoe_collector.store.engine import Store
 
 PROMPT = "Explain in a few sentences why a Mixture-of-Experts model can be bigger than a phone's memory."
 STREAMING = ["--moe-stream --cache-mb 8 --force-cache"]
 """What the stand-in is run with unless told otherwise: the configuration people measure most."""
 START_S = 60.0
+STORE_S = 20.0
 
 
 def register(app: typer.Typer) -> None:
@@ -87,9 +102,12 @@ def demo(
             )
         )
         try:
-            outcome = running.submit_and_follow(store, host, reach, plan, devices=[LOCAL + socket], quiet=json)
+            outcome = running.submit_and_follow(
+                store, host, reach, plan, devices=[LOCAL + socket], quiet=json, goes_on=False
+            )
         except BaseException:
             _cancel(reach)
+            _store_what_there_is(store, reach, plan.plan_id)
             raise
     if json:
         emit({"run": outcome["run"]})
@@ -170,6 +188,19 @@ def _cancel(reach: Reach) -> None:
         deadline = time.monotonic() + 10
         while client.status().run_id and time.monotonic() < deadline:
             time.sleep(0.1)
+
+
+def _store_what_there_is(store: Store, reach: Reach, plan_id: str) -> None:
+    """Bring the end of the run that was cut short, so that what is stored of it says how it ended."""
+    collector = Collector(store, open_ingestor(store), reach)
+    late = threading.Timer(STORE_S, collector.stop)
+    late.start()
+    try:
+        collector.run(collector.idle)
+    finally:
+        late.cancel()
+    for cell in follow.cells(store, plan_id):
+        say(f"run {cell.run_id[:12]} is stored as it ended: {cell.outcome}, {cell.tokens} tokens")
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from bmoe_collector.common import DbOption, JsonOption, UserError, emit, open_db
 from bmoe_collector.fleet import names
 from bmoe_collector.host import HostHome
 from bmoe_collector.reach.adb import AdbError
-from bmoe_collector.reach.routes import Reach, Sighting, best_routes
+from bmoe_collector.reach.routes import LOCAL, Reach, Sighting, best_routes
 from bmoe_collector.reach.states import ADVICE, state_of, storage_problem
 from bmoe_collector.store.engine import Store
 
@@ -63,6 +63,8 @@ def name(
     names.set_name(store, uuid, new)
     if json:
         emit({"phone": uuid, "name": new})
+    else:
+        say(f"{uuid[:12]} is called {new}" if new else f"{uuid[:12]} has no name of yours any more")
 
 
 def tag(
@@ -89,10 +91,12 @@ def look(store: Store, host: HostHome, reach: Reach) -> list[dict[str, Any]]:
     """One object a phone (or a transport on which none was found), each asked with a deadline."""
     try:
         sightings = reach.sightings()
+        problem = reach.adb_problem
     except AdbError as error:
-        say(f"adb: {error}")
-        sightings = []
-    given, tagged, known = names.names(store), names.tags(store), names.known_devices(store)
+        sightings, problem = [], str(error)
+    if problem:
+        say(f"adb: {problem}")
+    given, tagged, called = names.names(store), names.tags(store), names.labels(store)
     found: list[dict[str, Any]] = []
     routes = best_routes(sightings)
     with ThreadPoolExecutor(max(1, min(16, len(routes))), "ask") as pool:
@@ -110,10 +114,11 @@ def look(store: Store, host: HostHome, reach: Reach) -> list[dict[str, Any]]:
             away.pop(known_as, None)
     found.extend(_line(uuid.hex(), list(phone.places), "away", "") for uuid, phone in away.items())
     for line in found:
-        facts = (known.get(line["uuid"] or "") or {}).get("facts") or {}
-        line["name"] = given.get(line["uuid"] or "") or line.get("name") or facts.get("name")
+        line["name"] = given.get(line["uuid"] or "") or line.get("name") or called.get(line["uuid"] or "")
         line["tags"] = tagged.get(line["uuid"] or "", [])
         line["advice"] = ADVICE.get(line["state"], "")
+        if line["state"] == "away" and line["places"] and all(place.startswith(LOCAL) for place in line["places"]):
+            line["advice"] = "its agent is on this machine: `bmoe-agent serve`"
     return found
 
 
@@ -165,6 +170,7 @@ def _show(found: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from bmoe_collector.show import words
     from bmoe_collector.show.safe import escape
 
     if not found:
@@ -172,14 +178,13 @@ def _show(found: list[dict[str, Any]]) -> None:
         return
     table = Table("phone", "uuid", "at", "state", "doing", "backlog", "tags", "to do", box=None)
     for line in found:
-        backlog = line.get("backlog_bytes")
         cells = [
-            line["name"] or "-",
-            (line["uuid"] or "-")[:12],
+            line["name"] or "–",
+            (line["uuid"] or "–")[:12],
             " ".join(line["places"]),
             line["state"],
-            line.get("doing") or "-",
-            "-" if backlog is None else f"{backlog / 1e6:.1f} MB",
+            line.get("doing") or "–",
+            words.size(line.get("backlog_bytes")),
             " ".join(line["tags"]),
             line["advice"] or line["detail"],
         ]

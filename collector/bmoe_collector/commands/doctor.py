@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bmoe_collector.common import BmoeError, DbOption, JsonOption, OutsideError, UserError, emit, open_db
+from bmoe_collector.common import BmoeError, DbOption, JsonOption, OutsideError, UserError, counted, emit, open_db
 from bmoe_collector.doctor.check import FAIL, OK, UNKNOWN, WARN, Check
 from bmoe_collector.host import HostHome
 
@@ -59,6 +59,7 @@ def _devices(word: str | None, db: str | None, host: HostHome, mine: list[Check]
     """The phones asked for (all in sight without a word), each with its checks."""
     from bmoe_collector.commands.devices import look
     from bmoe_collector.commands.pairing import reach_for
+    from bmoe_collector.reach.routes import LOCAL
 
     if any(check.name == "database" and check.state == FAIL for check in mine):
         if word:
@@ -74,9 +75,18 @@ def _devices(word: str | None, db: str | None, host: HostHome, mine: list[Check]
         found = []
         for line in lines:
             checks = [_agent(line)]
-            if word is not None and reach.adb is not None:
+            here = line["places"] and all(place.startswith(LOCAL) for place in line["places"])
+            if word is not None and reach.adb is not None and not here:
                 checks += _through_adb(reach.adb, line)
-            found.append({"where": line["places"], "uuid": line["uuid"], "state": line["state"], "checks": checks})
+            found.append(
+                {
+                    "where": line["places"],
+                    "uuid": line["uuid"],
+                    "name": line["name"],
+                    "state": line["state"],
+                    "checks": checks,
+                }
+            )
         return found
 
 
@@ -100,9 +110,10 @@ def _agent(line: dict[str, Any]) -> Check:
     """How the agent stands, as `bmoe devices` tells the states apart."""
     state, detail, advice = line["state"], line.get("detail") or "", line.get("advice") or ""
     if state == "ready":
-        blind = ", ".join(line.get("unreadable") or {})
-        seen = f"version {line.get('agent_version')}, {line.get('doing')}, {len(line.get('engines') or [])} engines, "
-        seen += f"{len(line.get('models') or [])} models" + (f"; gates it cannot read alone: {blind}" if blind else "")
+        blind = ", ".join(sorted(line.get("unreadable") or {}))
+        seen = f"version {line.get('agent_version')}, {line.get('doing')}, {counted(len(line.get('engines') or []), 'engine')}, "
+        seen += counted(len(line.get("models") or []), "model")
+        seen += f"; gates it cannot read alone: {blind}" if blind else ""
         return Check("agent", OK, seen)
     fix = [advice] if advice else []
     if state == "offline" and "adb says no" in detail:
@@ -136,7 +147,10 @@ def _show(mine: list[Check], devices: list[dict[str, Any]]) -> None:
     from bmoe_collector.show.safe import escape
 
     groups = [("this host", mine)]
-    groups += [(" ".join(line["where"]) or line["uuid"] or "a phone", line["checks"]) for line in devices]
+    groups += [
+        (" ".join([line["name"] or line["uuid"] or "", *line["where"]]).strip() or "a phone", line["checks"])
+        for line in devices
+    ]
     width = max(len(check.name) for _, checks in groups for check in checks)
     for title, checks in groups:
         print(escape(title))

@@ -37,7 +37,7 @@ def reach_for(host: HostHome, store_id: str, words: list[str]) -> Reach:
     """A reach that knows the `local:` phones among words; adb is left alone when there are no others."""
     local = [word.removeprefix(LOCAL) for word in words if word.startswith(LOCAL)]
     only_local = bool(words) and len(local) == len(words)
-    return Reach(host, bytes.fromhex(store_id), local=local, use_adb=not only_local)
+    return Reach(host, bytes.fromhex(store_id), local=local, remembered=not only_local, use_adb=not only_local)
 
 
 def pair(
@@ -51,6 +51,8 @@ def pair(
     db: DbOption = None,
 ) -> None:
     """Store a phone's secret (from a prompt or stdin), and have it keep its records for this database."""
+    from bmoe_collector.ingest.record import offers_of, put_device
+
     store, host = open_db(db), HostHome()
     with reach_for(host, store.store_id, [phone] if phone else []) as reach:
         if phone and reach.adb and re.search(r":\d+$", phone):
@@ -77,13 +79,15 @@ def pair(
                         f"({store.store_id[:12]}): --read-only reads along, --take-over makes this the one"
                     )
                 client.rotate(keep_for_store=ours)
-            places = (sighting.where,) if sighting.transport is not None else ()
-            host.remember(PairedPhone(uuid, secret, sighting.socket, places))
+            host.remember(PairedPhone(uuid, secret, sighting.socket, (sighting.where,)))
+            with store.write() as connection:
+                put_device(connection, status.device, offers_of(status))
     facts = {"phone": uuid.hex(), "name": status.device.name, "where": sighting.where, "reads_only": read_only}
     if json:
         emit(facts)
     else:
-        say(f"paired {status.device.name} ({uuid.hex()[:12]}) at {sighting.where}")
+        reads = ", which only reads along: it keeps its records for another store" if read_only and kept != ours else ""
+        say(f"paired {status.device.name} ({uuid.hex()[:12]}) at {sighting.where}{reads}")
 
 
 def unpair(
@@ -98,6 +102,7 @@ def unpair(
     store, host = open_db(db), HostHome()
     told = False
     with reach_for(host, store.store_id, [phone] if phone.startswith(LOCAL) else []) as reach:
+        known = names.labels(store)
         sightings = [] if keep and not phone.startswith(LOCAL) else reach.sightings()
         uuid = names.find_phone(store, host, phone, sightings)
         if not keep:
@@ -108,7 +113,7 @@ def unpair(
         emit({"phone": uuid.hex(), "told": told})
     else:
         say(
-            f"forgot {uuid.hex()[:12]}"
+            f"forgot {known.get(uuid.hex(), uuid.hex()[:12])}"
             + ("" if told or keep else "; it could not be told: its records wait for this store")
         )
 
@@ -136,7 +141,8 @@ def rotate(
     if json:
         emit({"phone": uuid.hex(), "rotated": True})
     else:
-        say(f"{uuid.hex()[:12]} has a new secret; it is stored here and on the phone only")
+        named = names.labels(store).get(uuid.hex(), uuid.hex()[:12])
+        say(f"{named} has a new secret; it is stored here and on the phone only")
 
 
 def _one(sightings: list[Sighting], phone: str | None, socket: str | None) -> Sighting:

@@ -38,7 +38,7 @@ def queue(
             raise UserError(f"--remove {prefix}: no plan of that id waits (at least 4 digits)")
         for entry in hits:
             waiting.settle(store, entry.queue_id, "removed", "by hand")
-    given = names.names(store)
+    given = names.labels(store)
     entries = waiting.listing(store, everything=everything)
     if json:
         emit([{name: getattr(entry, name) for name in entry.__slots__} for entry in entries])
@@ -80,21 +80,23 @@ def cancel(
 ) -> None:
     """Stop what a phone runs; the run is recorded as aborted."""
     store, host = open_db(db), HostHome()
-    words = device or []
+    words, called = device or [], names.labels(store)
     answers: list[dict[str, Any]] = []
     with reach_for(host, store.store_id, words) as reach:
         sightings = reach.sightings()
         routes = best_routes(sightings)
         for uuid in names.choose_phones(store, host, sightings, words, None, everyone):
             if uuid not in routes:
-                raise OutsideError(f"{uuid.hex()[:12]}: not in reach now: `bmoe devices` says why")
+                named = called.get(uuid.hex(), uuid.hex()[:12])
+                raise OutsideError(f"{named}: not in reach now: `bmoe devices` says why")
             with contextlib.closing(reach.open(routes[uuid][0])) as client:
                 plan_id = _plan_id(client, plan) if plan else ""
                 reply = client.cancel(plan_id, only_current_cell=cell)
             answers.append({"phone": uuid.hex(), "cancelled": reply.cancelled, "detail": reply.detail})
     for answer in answers:
+        said = answer["detail"] or ("cancelled" if answer["cancelled"] else "nothing runs")
         say(
-            f"{answer['phone'][:12]}: {'cancelled' if answer['cancelled'] else 'nothing cancelled'} {answer['detail']}".rstrip()
+            f"{called.get(answer['phone'], answer['phone'][:12])}: {'' if answer['cancelled'] else 'nothing was cancelled: '}{said}"
         )
     if json:
         emit(answers)

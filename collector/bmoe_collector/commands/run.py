@@ -22,6 +22,7 @@ from bmoe_collector.common import (
     JsonOption,
     OutsideError,
     UserError,
+    counted,
     emit,
     open_db,
     open_ingestor,
@@ -121,9 +122,11 @@ def submit_and_follow(
     everyone: bool = False,
     detach: bool = False,
     quiet: bool = False,
+    goes_on: bool = True,
 ) -> dict[str, Any]:
     """Submit to the chosen phones and, unless `detach`, drain them until all of it is stored.
 
+    `goes_on`: whether the phones go on with it when this process is interrupted, which is then said.
     Returns `plan`, `run` (the one run of a plan of one cell on one phone), `runs`, `queued` and `ok`.
     """
     sightings = reach.sightings()
@@ -132,7 +135,7 @@ def submit_and_follow(
     answer: dict[str, Any] = {"plan": plan.plan_id, "phones": [uuid.hex() for uuid in sent], "queued": queued}
     if detach or not sent:
         return {**answer, "run": None, "runs": [], "ok": True}
-    found = _follow(store, reach, plan, sent, quiet=quiet)
+    found = _follow(store, reach, plan, sent, quiet=quiet, goes_on=goes_on)
     last = follow.last_attempts(found)
     runs = [
         {"run": cell.run_id, "phone": cell.uuid, "cell": cell.cell, "attempt": cell.attempt, "outcome": cell.outcome}
@@ -149,8 +152,9 @@ def _submit(
     """Hand the plan over where a phone answers, queue it where none does; `stays`: this host looks after the cells too."""
     sent: list[bytes] = []
     queued: list[str] = []
+    called = names.labels(store)
     for uuid in uuids:
-        why = "away"
+        why, named = "away", called.get(uuid.hex(), uuid.hex()[:12])
         for route in routes.get(uuid, []):
             try:
                 with contextlib.closing(reach.open(route)) as client:
@@ -165,19 +169,26 @@ def _submit(
             for warning in reply.warnings:
                 say(f"{route.where}: {warning}")
             sent.append(uuid)
+            if not stays:
+                say(
+                    f"{named}: took plan {plan.plan_id[:8]}, {counted(len(plan.cells), 'run')}; `bmoe collect` brings the "
+                    f"record, `bmoe cancel {plan.plan_id[:8]} -d '{named}'` stops it"
+                )
             break
         else:
             queue.enqueue(store, plan, uuid, why)
             queued.append(uuid.hex())
-            say(f"{uuid.hex()[:12]}: {why}: queued; a running `bmoe collect` submits it when the phone comes")
+            say(f"{named}: {why}: queued; a running `bmoe collect` submits it when the phone comes")
     return sent, queued
 
 
-def _follow(store: Store, reach: Reach, plan: pb.Plan, uuids: list[bytes], *, quiet: bool) -> list[follow.CellNow]:
+def _follow(
+    store: Store, reach: Reach, plan: pb.Plan, uuids: list[bytes], *, quiet: bool, goes_on: bool
+) -> list[follow.CellNow]:
     """Drain the phones (or watch another collector do it) until the plan has ended and is stored."""
     collector = Collector(store, open_ingestor(store), reach, only=uuids)
     follower = follow.PlanFollower(store, reach, collector, plan.plan_id, uuids)
-    given = names.names(store)
+    given = names.labels(store)
     collector.start()
     try:
         with Progress(quiet).on() as progress:
@@ -186,9 +197,10 @@ def _follow(store: Store, reach: Reach, plan: pb.Plan, uuids: list[bytes], *, qu
                 progress.show(lines(phones, follow.cells(store, plan.plan_id), given, len(plan.cells)))
                 time.sleep(0.5)
     except KeyboardInterrupt:
-        say(
-            f"no longer following; the plan goes on: `bmoe collect` brings its record, `bmoe cancel {plan.plan_id[:8]}` stops it"
-        )
+        if goes_on:
+            say(
+                f"no longer following; the plan goes on: `bmoe collect` brings its record, `bmoe cancel {plan.plan_id[:8]}` stops it"
+            )
         raise
     finally:
         collector.stop()
@@ -216,7 +228,7 @@ def show(store: Store, outcome: dict[str, Any], db: str | None) -> None:
 
     from bmoe_collector.show.safe import escape
 
-    given = names.names(store)
+    given = names.labels(store)
     rates = {cell.run_id: cell.tok_s for cell in follow.cells(store, outcome["plan"])}
     table = Table("run", "phone", "cell", "attempt", "outcome", "tok/s", box=None)
     for run_ in outcome["runs"]:
@@ -236,9 +248,12 @@ def show(store: Store, outcome: dict[str, Any], db: str | None) -> None:
 def _load(given: list[str]) -> pb.Plan:
     if len(given) != 1:
         raise UserError("name one PLAN.toml, or --model for a single benchmark; `bmoe run --help` shows both")
-    if not Path(given[0]).is_file():
-        raise UserError(f"{given[0]}: no such plan file")
     from bmoe_collector.plans import load_plan
+    from bmoe_collector.plans.document import shipped
+
+    if not Path(given[0]).is_file():
+        hint = f"; `bmoe plan init plan.toml --like {given[0]}` makes one" if given[0] in shipped() else ""
+        raise UserError(f"{given[0]}: no such plan file{hint}")
 
     plan = load_plan(given[0])
     if not isinstance(plan, pb.Plan):

@@ -7,6 +7,8 @@ does not answer is shown with its state and the last that was known.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -19,7 +21,8 @@ from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_collector.commands.devices import look
 from bmoe_collector.commands.pairing import reach_for
-from bmoe_collector.common import DbOption, JsonOption, UserError, emit, open_db
+from bmoe_collector.common import DbOption, JsonOption, UserError, emit, open_db, say
+from bmoe_collector.fleet import names
 from bmoe_collector.host import HostHome
 from bmoe_collector.reach.adb import AdbError
 from bmoe_collector.reach.routes import Reach, best_routes
@@ -42,14 +45,17 @@ def watch(
     if every < 1:
         raise UserError("--every: at least one second; a phone that is measured should be left alone")
     store, host = open_db(db), HostHome()
-    with reach_for(host, store.store_id, device or []) as reach, _Watcher(reach) as watcher:
-        if json or once:
+    called = names.labels(store)
+    with reach_for(host, store.store_id, device or []) as reach, _Watcher(reach, called) as watcher:
+        if json or once or not sys.stdout.isatty():
             while True:
                 now = watcher.look(look(store, host, reach) if once else None)
                 if json:
                     emit({"wall_s": time.time(), "phones": now})
-                else:
+                elif now:
                     _print(now)
+                else:
+                    say("no phone is paired with this host: `bmoe pair`; `bmoe devices` shows what adb sees")
                 if once:
                     return
                 time.sleep(every)
@@ -65,8 +71,10 @@ def watch(
 class _Watcher:
     """Keeps one connection a phone open between looks."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: Reach, called: Mapping[str, str]) -> None:
+        """`called` are names of phones by uuid, for those that are away."""
         self._reach = reach
+        self._called = called
         self._clients: dict[bytes, calls.AgentClient] = {}
         self._known: dict[bytes, dict[str, Any]] = {}
         self._lock = threading.Lock()
@@ -96,7 +104,8 @@ class _Watcher:
         return now
 
     def _ask(self, uuid: bytes, ways: list[Any]) -> dict[str, Any]:
-        known = self._known.get(uuid, {"phone": uuid.hex(), "name": None, "where": None, "last_heard_wall_s": None})
+        name = self._called.get(uuid.hex())
+        known = self._known.get(uuid, {"phone": uuid.hex(), "name": name, "where": None, "last_heard_wall_s": None})
         if not ways:
             return {**known, "state": "away"}
         state = "away"
@@ -150,6 +159,7 @@ def _table(phones: list[dict[str, Any]]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
+    from bmoe_collector.show import words
     from bmoe_collector.show.safe import escape
 
     table = Table(
@@ -169,7 +179,7 @@ def _table(phones: list[dict[str, Any]]) -> Any:
             _shown(phone.get("tok_s"), "{:.2f}"),
             _shown(phone.get("temp_c"), "{:.0f}"),
             _shown(phone.get("mem_available_mib"), "{:.0f} MiB"),
-            _shown(phone.get("backlog_bytes"), "{:,d} B"),
+            words.size(phone.get("backlog_bytes")),
             "–" if heard is None else f"{max(0.0, time.time() - heard):.0f} s ago",
         ]
         table.add_row(*(Text(escape(text)) for text in cells))
@@ -179,7 +189,9 @@ def _table(phones: list[dict[str, Any]]) -> Any:
 def _print(phones: list[dict[str, Any]]) -> None:
     from rich.console import Console
 
-    Console().print(_table(phones))
+    wide = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 160  # a pipe has no width of its own
+    Console(width=wide).print(_table(phones))
+    sys.stdout.flush()
 
 
 def _shown(value: Any, form: str) -> str:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bmoe_collector.common import BmoeError, artifacts_url, database_url, open_db
+from bmoe_collector.common import BmoeError, artifacts_url, counted, database_url, open_db
 from bmoe_collector.doctor.check import FAIL, OK, UNKNOWN, WARN, Check
 from bmoe_collector.host import HostHome
 
@@ -137,7 +137,7 @@ def secrets(host: HostHome) -> Iterator[Check]:
         yield Check("secrets", FAIL, str(problem))
         return
     if not open_to_others:
-        yield Check("secrets", OK, f"{host.folder}: {len(paired)} phones paired")
+        yield Check("secrets", OK, f"{host.folder}: {counted(len(paired), 'phone')} paired")
 
 
 def system() -> Iterator[Check]:

@@ -140,12 +140,12 @@ class Collector:
     def _look(self) -> None:
         try:
             sightings = self._reach.sightings()
-            self.adb_problem = ""
+            problem = self._reach.adb_problem
         except AdbError as error:
-            if str(error) != self.adb_problem:
-                LOG.warning("adb", extra={"detail": str(error)})
-            self.adb_problem = str(error)
-            sightings = []
+            sightings, problem = [], str(error)
+        if problem and problem != self.adb_problem:
+            LOG.warning("adb", extra={"detail": problem})
+        self.adb_problem = problem
         routes = best_routes(sightings)
         for uuid, ways in routes.items():
             if self._only is None or uuid in self._only:

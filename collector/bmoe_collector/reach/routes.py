@@ -17,6 +17,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from bmoe_proto import calls
 
@@ -53,22 +54,43 @@ class Sighting:
 class Reach:
     """Everything this host can reach. Close it: its forwards are removed."""
 
-    def __init__(self, host: HostHome, store_id: bytes, *, local: Sequence[str] = (), use_adb: bool = True) -> None:
-        """`local` are sockets of agents on this machine, without the `local:` before them."""
+    def __init__(
+        self,
+        host: HostHome,
+        store_id: bytes,
+        *,
+        local: Sequence[str] = (),
+        remembered: bool = False,
+        use_adb: bool = True,
+    ) -> None:
+        """`local` are sockets of agents on this machine, without the `local:` before them.
+
+        With `remembered`, agents on this machine that were paired are looked for as well.
+        """
         self.host = host
         self.store_id = store_id
         self.local = tuple(local)
+        self._remembered = remembered
+        self.adb_problem = ""  # why the newest look saw nothing through adb
         self.adb = Adb() if use_adb else None
         self._forwards: Forwards | None = None
         self._lock = threading.Lock()
 
     def sightings(self) -> list[Sighting]:
-        """Look once. Raises `AdbError` when the adb server cannot be had."""
+        """Look once. Raises `AdbError` when the adb server cannot be had and nothing is here without it."""
         paired = self.host.phones()
-        found = [self._local_sighting(name, paired) for name in self.local]
+        here = [*self.local, *(_local_agents(paired, self.local) if self._remembered else ())]
+        found = [self._local_sighting(name, paired) for name in here]
         if self.adb is None:
             return found
-        transports = self.adb.transports()
+        self.adb_problem = ""
+        try:
+            transports = self.adb.transports()
+        except AdbError as error:
+            if not found:
+                raise
+            self.adb_problem = str(error)
+            return found
         if transports:
             with ThreadPoolExecutor(min(8, len(transports)), "look") as pool:
                 for group in pool.map(lambda transport: self._on(transport, paired), transports):
@@ -158,6 +180,18 @@ class Reach:
             uuid = phone.uuid if phone else b""
             seen.append(Sighting(transport.serial, state, socket=name, uuid=uuid, transport=transport))
         return seen
+
+
+def _local_agents(paired: Sequence[PairedPhone], known: Sequence[str]) -> list[str]:
+    """Sockets of paired agents that were reached on this machine and serve on it now, without the known ones."""
+    names = [phone.socket for phone in paired if LOCAL + phone.socket in phone.places and phone.socket not in known]
+    if not names:
+        return []
+    try:
+        serving = listening(Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace"))
+    except OSError:  # no Linux: no abstract sockets either
+        return []
+    return [name for name in names if name in serving]
 
 
 def listening(proc_net_unix: str) -> list[str]:
