@@ -1,8 +1,10 @@
 """What a killed writer, a phone without power or a bad flash cell leaves is cut, counted and told."""
 
+import errno
 import hashlib
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -151,6 +153,60 @@ def test_a_kill_between_the_new_segment_and_the_cut_loses_nothing(tmp_path):
     spool = Spool(tmp_path, 1 << 30)
     spool.open_run(RUN).end(pb.RunEnded(outcome="ok"), 1)
     assert [len(frames) for frames in frames_by_segment(spool)] == [3, 1, 2]
+
+
+class Killed(BaseException):
+    """The process is gone at this point."""
+
+
+@pytest.mark.parametrize("at", ["copyfileobj", "replace", "truncate"])
+def test_a_kill_while_a_damaged_file_is_put_aside_loses_no_good_block(tmp_path, monkeypatch, at):
+    path, ends = write_blocks(Spool(tmp_path, 1 << 30), 4)
+    flip(path, ends[1] + 80)
+
+    def killed(*_args, **_options):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil if at == "copyfileobj" else os, at, killed)
+        with pytest.raises(Killed):
+            Spool(tmp_path, 1 << 30).open_run(RUN)
+    spool = Spool(tmp_path, 1 << 30)
+    spool.open_run(RUN).end(pb.RunEnded(outcome="lost"), 9)
+    good, *later = frames_by_segment(spool)
+    assert len(good) == 3
+    assert later[-1][-1].run_ended.segments[0].frames == 3
+    assert os.path.getsize(path) == ends[1]
+    assert os.path.getsize(path.removesuffix(".seg") + ".damaged") == ends[3]
+    assert not list((tmp_path / RUN.hex()).glob("*.new"))
+
+
+def test_a_damaged_file_that_there_is_no_room_for_stays_and_its_good_blocks_are_served(tmp_path, monkeypatch):
+    path, ends = write_blocks(Spool(tmp_path, 1 << 30), 4)
+    flip(path, ends[1] + 80)
+
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfileobj", full)
+        spool = Spool(tmp_path, 1 << 30)
+        spool.open_run(RUN).end(pb.RunEnded(outcome="lost"), 9)
+    chunk = spool.read(RUN, spool.segments(RUN)[0], 0)
+    assert (len(chunk.data), chunk.finished, chunk.damage) == (ends[1], True, "")
+    assert os.path.getsize(path) == ends[3]
+    assert not list((tmp_path / RUN.hex()).glob("*.damaged*"))
+    spool = Spool(tmp_path, 1 << 30)
+    spool.repair(RUN)
+    assert os.path.getsize(path) == ends[1]
+
+
+def flip(path, at):
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 4]))
 
 
 WRITER = """

@@ -1,12 +1,14 @@
 """No room: what is given up is told, the end is always written, nothing unacknowledged is deleted."""
 
+import contextlib
 import errno
 import os
 import subprocess
 
 import pytest
-from bmoe_agent.spool import Spool, SpoolFullError
+from bmoe_agent.spool import RunSummary, Spool, SpoolFullError, layout
 from bmoe_agent.spool.room import RESERVE_BYTES, Disk
+from bmoe_agent.spool.summary import read_ledger, write_ledger
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 pytestmark = pytest.mark.agent
@@ -225,3 +227,26 @@ def test_a_disk_that_is_really_full(tiny_disk):
     assert found.count("output") == 20
     assert sum(gap.frames for gap in gaps(spool)) + found.count("sample") == 20
     assert gaps(spool)
+
+
+def test_a_ledger_line_that_fits_only_in_part_deletes_nothing(tiny_disk):
+    """The system writes what fits and says so without an error; half a line would have its cell run again."""
+    ledger = tiny_disk / layout.LEDGER
+    ledger.write_bytes(b" " * 4090 + b"\n")  # five bytes are left of its page, and no page beside it
+    with contextlib.suppress(OSError), (tiny_disk / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    summary = RunSummary(RUN, cell="c", started=True, ended=True)
+    with pytest.raises(OSError, match="No space"):
+        write_ledger(str(tiny_disk), [summary])
+    assert ledger.stat().st_size == 4091
+    (tiny_disk / "filler").unlink()
+    write_ledger(str(tiny_disk), [summary])
+    assert [found.run_id for found in read_ledger(str(tiny_disk))] == [RUN]
+
+
+def test_what_is_written_in_small_parts_is_written_whole(tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:7]))
+    layout.replace_file(str(tmp_path / "acks.json"), b"x" * 100, durable=True)
+    assert (tmp_path / "acks.json").read_bytes() == b"x" * 100

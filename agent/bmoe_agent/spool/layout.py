@@ -15,9 +15,11 @@ In: paths and bytes. Out: names, and what a segment holds. On disk:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
+import shutil
 from dataclasses import dataclass, field
 
 from bmoe_proto import framing
@@ -148,16 +150,46 @@ def sync_directory(path: str) -> None:
         os.close(descriptor)
 
 
+def write_whole(descriptor: int, data: bytes) -> None:
+    """Write all of it; the system may take a part of what is asked, on a disk that is filling up for example."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
 def replace_file(path: str, data: bytes, *, durable: bool) -> None:
     """Put `data` at `path` in one step; a reader or a crash sees the old file or the new one, never a part."""
     draft = f"{path}.new"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, data)
+        write_whole(descriptor, data)
         if durable:
             os.fsync(descriptor)
+    except OSError:
+        os.unlink(draft)
+        raise
     finally:
         os.close(descriptor)
     os.replace(draft, path)
     if durable:
         sync_directory(os.path.dirname(path))
+
+
+def copy_file(path: str, target: str) -> None:
+    """Copy a file durably; `target` is there whole or not at all."""
+    draft = f"{target}.new"
+    try:
+        with open(path, "rb") as file, open(draft, "wb", opener=_private) as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
+            copy.flush()
+            os.fsync(copy.fileno())
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+        raise
+    os.replace(draft, target)
+    sync_directory(os.path.dirname(target))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -57,18 +57,22 @@ def look_back(directory: str) -> Predecessors:
 
 
 def mend(past: Predecessors) -> None:
-    """Cut what is behind the last whole block of each segment, keeping a damaged file aside first."""
+    """Cut what is behind the last whole block of each segment, keeping a damaged file aside first.
+
+    At every moment in between the good blocks are in their segment. A file that cannot be kept aside, for want of room say, is
+    left as it is, for the next start: what is behind its good blocks is not read meanwhile.
+    """
     changed = False
     for segment, found in zip(past.segments, past.found, strict=True):
         segment.end = found.good_end
         if not found.left_over:
             continue
+        if not found.torn:
+            try:
+                layout.copy_file(segment.path, segment.path.removesuffix(".seg") + ".damaged")
+            except OSError:
+                continue
         changed = True
-        if found.torn:
-            os.truncate(segment.path, found.good_end)
-            continue
-        good = layout.read_at(segment.path, 0, found.good_end)
-        os.rename(segment.path, segment.path.removesuffix(".seg") + ".damaged")
-        layout.replace_file(segment.path, good, durable=True)
+        os.truncate(segment.path, found.good_end)
     if changed:
         layout.sync_directory(past.directory)

@@ -109,8 +109,13 @@ def write_ledger(root: str, summaries: Iterable[RunSummary]) -> None:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             lines.insert(0, b"\n")  # a torn line stays alone
-        os.write(descriptor, b"".join(lines))
-        os.fsync(descriptor)
+        try:
+            layout.write_whole(descriptor, b"".join(lines))
+            os.fsync(descriptor)
+        except OSError:
+            # Half a line would be skipped, and its cell run again: nothing is deleted, and the lines come again whole.
+            os.ftruncate(descriptor, size)
+            raise
     finally:
         os.close(descriptor)
     if new:
