@@ -3,10 +3,14 @@
 from pathlib import Path
 
 from bmoe_agent.roots import lay
+from bmoe_collector.plans import load_plan
+from bmoe_collector.plans.document import shipped, shipped_text
+from support.agent_records import client
 from support.agents import agent
 from support.nights import morning
 
 TREE = Path(__file__).parent.parent / "support" / "trees" / "pages_16k_thermal_refused.toml"
+START = Path(__file__).parents[2] / "collector" / "bmoe_collector" / "plans" / "start.toml"
 PLAN = """
 name = "p"
 model = "{model}"
@@ -45,3 +49,17 @@ def test_a_plan_is_checked_against_a_phone_that_is_there_or_away(tmp_path: Path)
     assert any("gate cpu_temp_c cannot be read there" in error for error in refused["errors"])
     nobody = host.bmoe("plan", "check", str(good), "--device", "shelf-4", code=2)
     assert "no phone 'shelf-4' is known here" in nobody.stderr
+
+
+def test_a_phone_takes_every_plan_that_ships(tmp_path: Path) -> None:
+    texts = {name: shipped_text(name) for name in shipped()} | {"start": START.read_text()}
+    with agent(tmp_path) as phone:
+        phone.start()
+        with client(phone) as connected:
+            for name, text in texts.items():
+                path = tmp_path / f"{name}.toml"
+                path.write_text(text)
+                asked = load_plan(path)
+                reply = connected.submit(asked)
+                connected.cancel(asked.plan_id)
+                assert list(reply.refused) == [], name

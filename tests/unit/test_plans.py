@@ -13,6 +13,7 @@ from bmoe_collector.plans.check import check
 from bmoe_collector.plans.document import parse_plan, read_plan, shipped, shipped_text
 from bmoe_collector.plans.expand import expand, merged
 from bmoe_collector.plans.order import places
+from bmoe_proto.gates import GATES
 from bmoe_proto.v1 import telemetry_pb2 as pb
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -302,6 +303,14 @@ def test_every_shipped_plan_is_accepted_and_can_resolve_what_it_asks(name):
     assert found.errors == ()
     assert not any("cannot resolve" in warning or "fewer than 8" in warning for warning in found.warnings)
     assert shipped_text(name).startswith("# ")
+
+
+def test_gates_are_asked_for_in_the_units_a_phone_reads_them_in():
+    """One table for both sides: a phone refuses a gate in a unit of another."""
+    text = GOOD + "".join(f'[[gates]]\ngate = "{name}"\nequals = 1\n' for name in GATES)
+    assert [(gate.gate, gate.unit) for gate in plan_of(text)[1].cells[0].gates] == [
+        (name, kind.unit) for name, kind in GATES.items()
+    ]
 
 
 def test_the_starting_plan_is_accepted():

@@ -1,7 +1,7 @@
 """What a gate can look at, and how each is read on this phone.
 
-In: the roots, the agent's home, and what a host has told. Out: `Reading`s: a value in the gate's unit, or None and why. `GATES` is the one
-table of gates.
+In: the roots, the agent's home, and what a host has told. Out: `Reading`s: a value in the gate's unit (bmoe_proto/gates.py has the table of
+gates), or None and why.
 
 Battery and charging: from /sys where readable (not on most phones), else Termux:API when it is installed, else what a connected host has
 told within the last minute. Whether the screen is on only a host can tell.
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bmoe_proto.gates import GATES
 from bmoe_proto.kernel_proc import meminfo, status
 from bmoe_proto.kernel_sys import POLICIES, SUPPLY, cap_ratios, celsius, cpu_list, supply
 
@@ -41,33 +42,6 @@ class Reading:
     text: str
     source: str = ""
 
-
-@dataclass(frozen=True, slots=True)
-class GateKind:
-    """One gate: its unit, which way it is usually asked, and how often it may be read."""
-
-    name: str
-    unit: str
-    comparison: str
-    doc: str
-    every_s: float = 1.0
-
-
-GATES: Mapping[str, GateKind] = {
-    kind.name: kind
-    for kind in (
-        GateKind("cpu_temp_c", "°C", "<=", "the hottest real CPU zone"),
-        GateKind("mem_available_mib", "MiB", ">=", "MemAvailable"),
-        GateKind("swap_used_mib", "MiB", "<=", "SwapTotal - SwapFree"),
-        GateKind("clock_cap_ratio", "", ">=", "lowest scaling_max_freq ÷ cpuinfo_max_freq of all frequency domains"),
-        GateKind("battery_pct", "%", ">=", "charge", 10.0),
-        GateKind("charging", "", "==", "1 while a charger feeds the phone, else 0", 10.0),
-        GateKind("screen", "", "==", "1 while the screen is on, else 0; told by a host", 5.0),
-        GateKind("allowed_cpus", "", ">=", "CPUs this app may run on"),
-        GateKind("fastest_cpus_ratio", "", ">=", "share of the fastest cluster's CPUs this app may run on"),
-        GateKind("speed_probe_ratio", "", ">=", "speed of a fixed computation ÷ this phone's cold baseline", 10.0),
-    )
-}
 
 KEPT_TOLD = 1024  # names; a host says some dozens
 MOST_TOLD = 1e18

@@ -25,10 +25,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from bmoe_proto.gates import GATES
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_agent.gates import baseline
-from bmoe_agent.gates.sources import GATES, Reading, Sources, Told
+from bmoe_agent.gates.sources import Reading, Sources, Told
 from bmoe_agent.roots import Roots
 from bmoe_agent.sampling.observer import boot_ns
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from bmoe_proto.contract.flags import BY_SPELLING, read_argv
+from bmoe_proto.gates import GATES
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_collector.compare.question import read_question
 from bmoe_collector.compare.statistics import pairs_resolve
 from bmoe_collector.plans.document import Document
-from bmoe_collector.plans.expand import UNITS
 
 ARGV_LIMIT = 128 * 1024  # bytes of one argument the kernel takes, its NUL included (generations.md)
 AGENTS_OWN = {"--model", "--prompt", "--session", "--progress", "--n-predict"}
@@ -58,11 +58,11 @@ def check(
         errors += [f"cell `{cell.name}`: {why}" for why in _cell(document, cell)]
         warnings += [f"cell `{cell.name}`: {why}" for why in _doubts(cell)]
         for gate in cell.gates:
-            if gate.gate not in UNITS:
-                near = get_close_matches(gate.gate, UNITS, n=1)
+            if gate.gate not in GATES:
+                near = get_close_matches(gate.gate, GATES, n=1)
                 errors.append(
                     f"no gate is called `{gate.gate}`"
-                    + (f"; did you mean `{near[0]}`?" if near else f"; there are {', '.join(UNITS)}")
+                    + (f"; did you mean `{near[0]}`?" if near else f"; there are {', '.join(GATES)}")
                 )
     errors += _question(document, kinds)
     errors += _order(document, plan)

@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 from bmoe_proto.contract.flags import BY_SPELLING
+from bmoe_proto.gates import GATES
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_collector.plans.document import Document
@@ -18,19 +19,6 @@ from bmoe_collector.plans.order import places
 
 DEFAULT_N_PREDICT = 256
 DEFAULT_TIMEOUT_S = 900
-UNITS = {
-    "cpu_temp_c": "°C",
-    "mem_available_mib": "MiB",
-    "swap_used_mib": "MiB",
-    "clock_cap_ratio": "of the maximum",
-    "battery_pct": "%",
-    "charging": "",
-    "screen": "",
-    "allowed_cpus": "CPUs",
-    "fastest_cpus_ratio": "of the fastest cluster",
-    "speed_probe_ratio": "of the cold baseline",
-}
-"""Gates an agent knows, with the unit of their bound."""
 
 
 def expand(document: Document, plan_id: str | None = None) -> pb.Plan:
@@ -196,7 +184,7 @@ def _gate(gate: Mapping[str, Any]) -> pb.GateAsk:
         gate=gate["gate"],
         comparison=comparison,
         bound=gate[key],
-        unit=UNITS.get(gate["gate"], ""),
+        unit=kind.unit if (kind := GATES.get(gate["gate"])) else "",
         timeout_s=round(gate.get("timeout_s", DEFAULT_TIMEOUT_S)),
         settle_s=round(gate.get("settle_s", 0)),
         policy=gate.get("policy", "run-flagged"),
