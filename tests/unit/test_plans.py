@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections import Counter, defaultdict
 
 import pytest
 from bmoe_collector.commands.planning import _conditions
 from bmoe_collector.common import UserError
+from bmoe_collector.plans import document as module
 from bmoe_collector.plans import load_plan
 from bmoe_collector.plans.check import check
 from bmoe_collector.plans.document import parse_plan, read_plan, shipped, shipped_text
@@ -223,8 +225,6 @@ def test_a_cells_own_gates_take_the_place_of_the_plans_and_its_watchdog_stands_o
     ],
 )
 def test_contradictions_are_refused_with_the_reason(change, says):
-    import re
-
     found = errors_of(f'name = "p"\nmodel = "m"\nprompt = "x"\n{change}\n')
     assert any(re.search(says, error) for error in found), found
 
@@ -283,8 +283,6 @@ def test_what_is_no_plan_says_where(text, says, tmp_path):
 )
 @settings(max_examples=150, deadline=None)
 def test_any_value_in_any_place_is_taken_or_refused_with_one_error(value, key):
-    from bmoe_collector.plans import document as module
-
     original = tomllib.loads
     try:
         module.tomllib.loads = lambda _text: {"model": "m", "prompt": "x", key: value}
@@ -311,6 +309,17 @@ def test_gates_are_asked_for_in_the_units_a_phone_reads_them_in():
     assert [(gate.gate, gate.unit) for gate in plan_of(text)[1].cells[0].gates] == [
         (name, kind.unit) for name, kind in GATES.items()
     ]
+
+
+def test_every_key_and_every_gate_is_in_the_readers_page():
+    from importlib import resources
+
+    page = (resources.files("bmoe_collector.plans") / "README.md").read_text("utf-8")
+    words = set(re.findall(r"`\[*([a-z_]+)\]*[`. =]", page))
+    tables = (module._TOP, module._CELL, module._TURN, module._GATE, module._WATCHDOG, module._LIMITS, module._SAMPLING)
+    keys = {key for table in (*tables, module._PREPARE, module._QUESTION) for key in table}
+    assert keys - words == set()
+    assert {*GATES, *module.ORDERS, *module.ARTIFACTS} - words == set()
 
 
 def test_the_starting_plan_is_accepted():
