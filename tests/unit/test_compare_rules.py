@@ -194,6 +194,21 @@ def test_warnings_of_the_runs_that_were_used_are_told():
     assert not any(note.startswith("A:") for note in answer.notes)
 
 
+def test_settings_that_differ_between_the_sides_are_told():
+    a, b = (
+        changed(side, facts={"cache_mb": size, "threads": 4, "dense_weights": None})
+        for side, size in zip(sides(), (2000.0, 4000.0), strict=True)
+    )
+    crept = changed(b, facts={"overlap": True, "engine": "0.24.0"})
+    assert compare(a, b, no_tokens).notes == ("settings that differ: cache_mb 2000 in A, 4000 in B",)
+    assert (
+        "settings that differ: overlap 0 in A, 1 in B; cache_mb 2000 in A, 4000 in B"
+        in compare(a, crept, no_tokens).notes
+    )
+    auto = [changed(side, facts={"cache_auto": True}) for side in (a, b)]
+    assert compare(*auto, no_tokens).notes == ()
+
+
 def test_a_prompt_that_is_not_recorded_is_said_so():
     a, b = sides()
     assert not any("prompt" in note for note in compare(a, b, no_tokens).notes)

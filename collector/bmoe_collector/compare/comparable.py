@@ -22,6 +22,12 @@ KINDS = {
 }
 """Verdicts that make a run another kind of number."""
 
+SETTINGS = (
+    "engine", "streaming", "overlap", "threads", "io_threads", "cache_mb", "cache_auto", "dense_weights", "o_direct",
+    "n_expert_used", "drop_cold_frac", "substitute_lambda", "route_ahead", "prefetch", "spec", "temp", "n_predict",
+)  # fmt: skip
+"""Facts that say what a run was configured to do."""
+
 DROP_RATE_APART = 0.005
 LOSSLESS_KINDS = frozenset({"lossy", "speculative", "stochastic"})
 
@@ -63,6 +69,7 @@ def judge_sides(
     notes.extend(warnings("A", ours) + warnings("B", theirs))
     if ours and theirs:
         reasons.extend(differences(ours, theirs))
+        notes.extend(settings_apart(ours, theirs))
         notes.extend(_not_recorded([*ours, *theirs]))
         more_reasons, more_notes = order_of(ours, theirs)
         reasons.extend(more_reasons)
@@ -98,6 +105,25 @@ def warnings(name: str, runs: Sequence[ComparedRun]) -> list[str]:
         f"{name}: {code} in {len(said)} of {len(runs)} runs: {said[0]}" + (" …" if len(set(said)) > 1 else "")
         for code, said in found.items()
     ]
+
+
+def settings_apart(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[str]:
+    """The resolved settings that differ between the sides: what is compared, and what crept in beside it.
+
+    The same argv is not the same experiment in every build (generations.md), so these are the values the engine settled on.
+    """
+    said = []
+    for name in SETTINGS:
+        ours, theirs = ({run.facts.get(name) for run in side} - {None} for side in (a, b))
+        if name == "cache_mb" and all(run.facts.get("cache_auto") for run in (*a, *b)):
+            continue  # sized by the engine at each load
+        if ours and theirs and ours != theirs:
+            said.append(f"{name} {_listed(map(_shown, ours))} in A, {_listed(map(_shown, theirs))} in B")
+    return [f"settings that differ: {'; '.join(said)}"] if said else []
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(int(value) if isinstance(value, bool) else value)
 
 
 def _not_recorded(both: Sequence[ComparedRun]) -> list[str]:
