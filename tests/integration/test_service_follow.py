@@ -232,8 +232,9 @@ class TestWhileACellIsMeasured:
             finally:
                 stop.set()
                 thread.join()
-            agent.supervisor.cell = None
             writer.end(pb.RunEnded(outcome="ok"), 9)
+            agent.supervisor.cell = None
+            agent.spool.wake()
             assert {reply.ended.run_id for reply in until_drained(replies) if reply.HasField("ended")} == {RUN, SECOND}
             assert b"".join(chunk.data for chunk in client.fetch(RUN, "m")) == b"x" * 10
 

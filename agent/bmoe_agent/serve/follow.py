@@ -79,11 +79,13 @@ class Follower:
         last_sent = last_beat = -1e9
         was_drained = False
         while not self._gone.is_set():
+            generation = self._spool.generation
             measuring = self._supervisor.measuring()
             only = self._only(measuring)
             now = time.monotonic()
             if only is not None and now - last_sent < self._quiet_s:
-                self._gone.wait(self._quiet_s - (now - last_sent))
+                # The gap between two cells can be shorter than this: a run that begins wakes, and what the last one left goes.
+                self._spool.wait(generation, self._quiet_s - (now - last_sent))
                 continue
             reply = self._feed.next(only)
             if reply is not None:

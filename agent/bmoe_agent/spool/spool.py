@@ -235,6 +235,11 @@ class Spool:
         with self._changed:
             return list(self._runs)
 
+    @property
+    def generation(self) -> int:
+        """Grows with every change: what `wait` waits for."""
+        return self._generation
+
     def changed_since(self, generation: int) -> tuple[int, list[bytes]]:
         """The present generation, and the runs that changed after the given one (0: all)."""
         with self._changed:
