@@ -22,6 +22,7 @@ from support import postgres
 from support.agents import wait_for
 
 NAME = "faults"
+OWN = "harness"
 
 
 class SqliteDatabase:
@@ -77,28 +78,28 @@ class PostgresDatabase:
             self.close()
             raise
         self.url = self.server.url(NAME)
-        self.backend = 0  # what a finding may say about it
+        self._own = f"host={self.folder} user=bmoe dbname={NAME} application_name={OWN}"
 
     def rows(self, query: str) -> list[dict[str, Any]]:
         """A query's rows."""
         import psycopg
         from psycopg.rows import dict_row
 
-        with psycopg.connect(f"host={self.folder} user=bmoe dbname={NAME}", row_factory=dict_row) as connection:
+        with psycopg.connect(self._own, row_factory=dict_row) as connection:
             return connection.execute(query).fetchall()
 
     def execute(self, statement: str, values: tuple[Any, ...] = ()) -> int:
         """Change something (tests of the harness); how many rows."""
         import psycopg
 
-        with psycopg.connect(f"host={self.folder} user=bmoe dbname={NAME}") as connection:
+        with psycopg.connect(self._own) as connection:
             return connection.execute(statement.replace("?", "%s"), values).rowcount
 
     def connections(self) -> list[str]:
-        """The clients that the server has, this one not counted, and what each does."""
+        """The clients that the server has, our own not counted, and what each does."""
         found = self.rows(
-            "select pid, state, query from pg_stat_activity "
-            "where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'"
+            "select pid, state, query from pg_stat_activity where datname = current_database() "
+            f"and backend_type = 'client backend' and application_name <> '{OWN}'"
         )
         return [f"{row['pid']} {row['state']}: {row['query'][:200]}" for row in found]
 

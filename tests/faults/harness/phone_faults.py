@@ -7,6 +7,8 @@ import os
 import random
 import signal
 
+from bmoe_proto import framing
+from bmoe_proto.v1 import telemetry_pb2 as pb
 from faults.harness.action import Undo, action, send
 from faults.harness.schedule import Step
 from faults.harness.world import FaultPhone, World
@@ -120,7 +122,7 @@ def reboot(world: World, step: Step) -> Undo | None:
     phone.agent_wanted = False
     phone.kill_all()
     if step.amount < 0.4:  # without power: what was not synced is not all there
-        _cut_tail(phone, step.amount)
+        _cut_tail(phone, step.amount, synced=True)
 
     def up() -> None:
         phone.boot()
@@ -138,11 +140,25 @@ def tail_torn(world: World, step: Step) -> Undo | None:
     return again
 
 
-def _cut_tail(phone: FaultPhone, amount: float) -> None:
+def _cut_tail(phone: FaultPhone, amount: float, *, synced: bool = False) -> None:
+    """Take some bytes from the end of the newest segment; with `synced`, none that were safe from a loss of power."""
     path = phone.newest_segment()
     if path is not None and (size := path.stat().st_size):
-        phone.harm(path.parent.name, "tail_torn")
-        os.truncate(path, max(1, size - 1 - int(amount * 600)))
+        left = max(_synced(path.read_bytes()) if synced else 1, size - 1 - int(amount * 600))
+        if left < size:
+            phone.harm(path.parent.name, "tail_torn")
+            os.truncate(path, left)
+
+
+def _synced(data: bytes) -> int:
+    """Up to where a segment was synced: a run's start and its end are, before anything follows from them."""
+    end = 1
+    with contextlib.suppress(framing.FramingError):
+        for block in framing.scan(data):
+            frames = map(pb.Frame.FromString, block.frames())
+            if any(frame.WhichOneof("what") in {"run_started", "run_ended"} for frame in frames):
+                end = block.end
+    return end
 
 
 @action

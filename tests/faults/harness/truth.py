@@ -251,16 +251,18 @@ def _tokens(raw: Stored, rows: int, lossy: bool) -> list[str]:
 
 
 def _plan(runs: Iterable[Mapping[str, Any]], phones: Sequence[Phone], cells: list[str]) -> list[str]:
-    """Every cell has its attempts, numbered from one, each once."""
-    attempts: dict[tuple[str, str], list[int]] = defaultdict(list)
+    """Every cell has its attempts, numbered from one, each once; one whose start was torn off is made again."""
+    attempts: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     for run in runs:
-        attempts[run["agent_uuid"], run["cell"]].append(run["attempt"])
+        attempts[run["agent_uuid"], run["cell"]].append((run["attempt"], run["run_id"]))
     problems = []
     for phone in phones:
         for cell in cells:
-            got = sorted(attempts.get((phone.uuid, cell), []))
-            if got != list(range(1, len(got) + 1)) or not got:
-                problems.append(f"phone {phone.uuid[:8]}, {cell}: attempts {got}")
+            made = attempts.get((phone.uuid, cell), [])
+            whole = [attempt for attempt, run_id in made if not phone.harmed.get(run_id, frozenset()) & LOSSY]
+            got = {attempt for attempt, _ in made}
+            if not got or got != set(range(1, len(got) + 1)) or len(whole) != len(set(whole)):
+                problems.append(f"phone {phone.uuid[:8]}, {cell}: attempts {sorted(made)}")
     return problems
 
 
