@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sqlite3
 import subprocess
 
@@ -129,3 +130,27 @@ def test_a_trace_that_was_archived_is_read_where_it_is(bmoe, tmp_path, captures,
     assert "3 archived" in bmoe("db", "vacuum", "--archive", "old", "--older-than", 0, "--db", db)[0]
     monkeypatch.chdir("/")
     assert "routings" in bmoe("trace", "route", "last", "--db", db)[0]
+
+
+def test_import_says_where_each_run_lay_and_what_could_not_be_read(bmoe, tmp_path, captures, monkeypatch):
+    years = tmp_path / "years"
+    (years / "closed").mkdir(parents=True)
+    for name in ("oneshot-mmap", "oneshot-killed"):
+        shutil.copytree(captures / name, years / name)
+    (years / "notes.txt").write_text("bread, milk")
+    really = os.scandir
+
+    def scandir(path):
+        # The tests may run as root, whom no mode keeps out.
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return really(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    out, err = bmoe("import", years, "--db", tmp_path / "runs.db")
+    assert {line.split()[-1] for line in out.splitlines()} == {f"{years}/oneshot-mmap", f"{years}/oneshot-killed"}
+    assert f"{years}/closed: cannot be read: Permission denied" in err
+    assert err.splitlines()[-1] == "2 runs: 2 new; 1 file of no run"
+    assert (
+        bmoe("import", years, "--db", tmp_path / "runs.db")[1].splitlines()[-1] == "2 runs: 2 known; 1 file of no run"
+    )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bmoe_collector.common import DbOption, JsonOption, OutsideError, UserError, emit, open_db, say
+from bmoe_collector.common import DbOption, JsonOption, OutsideError, UserError, counted, emit, open_db, say
+from bmoe_collector.show.safe import escape
+
+if TYPE_CHECKING:
+    from bmoe_collector.importer.imports import Imported
 
 
 def register(app: typer.Typer) -> None:
@@ -54,14 +61,32 @@ def import_(
         if json:
             emit(run.to_json())
             continue
-        known = "known" if run.already and not run.added else "enriched" if run.already else "new"
-        files = f"{len(run.files)} file{'s' if len(run.files) != 1 else ''}"
-        print(f"{run.run[:12]}  {run.outcome:<8} {run.tokens:>6} tokens {run.turns:>3} turns  {known}: {files}")
+        files = f"{_state(run)}: {counted(len(run.files), 'file')}"
+        tokens, turns = counted(run.tokens, "token"), counted(run.turns, "turn")
+        print(f"{run.run[:12]}  {run.outcome:<8} {tokens:>13} {turns:>9}  {files:<17} {escape(_place(run.files))}")
     for run in result.runs:
         for problem in run.problems if run.added else ():
             where = f"{problem['file']}:{problem['line']}" if problem.get("line") else problem.get("file", run.run[:12])
             say(f"{run.run[:12]}: {where}: {problem['what']}")
     for path, why in result.loose:
         say(f"{path}: kept, belongs to no run: {why}")
+    for path, why in result.unread:
+        say(f"{path}: cannot be read: {why}")
     if not result.runs:
         say("no run of an engine was found there")
+    elif not json:
+        states = Counter(_state(run) for run in result.runs)
+        told = ", ".join(f"{states[state]} {state}" for state in ("new", "enriched", "known") if states[state])
+        loose = f"; {counted(len(result.loose), 'file')} of no run" if result.loose else ""
+        say(f"{counted(len(result.runs), 'run')}: {told}{loose}")
+
+
+def _state(run: Imported) -> str:
+    return "known" if run.already and not run.added else "enriched" if run.already else "new"
+
+
+def _place(files: Sequence[str]) -> str:
+    """Where a run's files are: the file, or the folder they share."""
+    return (
+        files[0] if len(files) == 1 else os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
+    )

@@ -98,7 +98,7 @@ def runs(
     )  # fmt: skip
     with closing(open_db(db, reads=True)) as store:
         page = list_runs(store, selection, _columns(columns))
-    _print(page.columns, page.rows, json=json, csv=csv, markdown=markdown)
+    _print(page.columns, page.rows, json=json, csv=csv, markdown=markdown, chosen=columns is not None)
     if page.more:
         say(f"the first {limit}; --limit 0 shows all")
     elif not page.rows and not (json or csv or markdown):
@@ -124,8 +124,15 @@ def _words(text: str | None) -> list[str]:
 
 
 def _print(
-    columns: tuple[str, ...], rows: list[tuple[Any, ...]], *, json: bool, csv: bool, markdown: bool, wide: bool = True
+    columns: tuple[str, ...],
+    rows: list[tuple[Any, ...]],
+    *,
+    json: bool,
+    csv: bool,
+    markdown: bool,
+    chosen: bool = True,
 ) -> None:
+    """Print the rows; columns that were not `chosen` by name give way where a terminal has no room for them."""
     from bmoe_collector.query import tables
 
     if json:
@@ -137,7 +144,14 @@ def _print(
     elif rows:
         shown = [tuple(_for_eyes(name, value) for name, value in zip(columns, row, strict=True)) for row in rows]
         heads = tuple(_HEADS.get(name, name) for name in columns)
-        tables.print_table(heads, shown, wide=("labels", "verdicts", "meaning") if wide else ())
+        left_out = tables.print_table(
+            heads,
+            shown,
+            wide=("model", "device", "cell", "labels", "verdicts", "meaning"),
+            gives_way=() if chosen else ("labels", "ttft s", "device", "hit %", "cell"),
+        )
+        if left_out:
+            say(f"no room for {', '.join(left_out)}: a wider terminal, --columns or a pipe shows them")
 
 
 _HEADS = {

@@ -58,6 +58,7 @@ class Result:
 
     runs: list[Imported] = field(default_factory=list)
     loose: list[tuple[str, str]] = field(default_factory=list)
+    unread: list[tuple[str, str]] = field(default_factory=list)
 
 
 def import_paths(
@@ -68,8 +69,7 @@ def import_paths(
         os.stat(path)
     result = Result()
     by_run: dict[str, Imported] = {}
-    unread: list[tuple[str, str]] = []
-    for each in group(_found(paths, unread)):
+    for each in group(_found(paths, result.unread)):
         if not each.is_run:
             _loose(store, artifacts, each, result)
             continue
@@ -83,7 +83,6 @@ def import_paths(
             known.tokens, known.turns, known.outcome = done.tokens, done.turns, done.outcome
             known.problems = done.problems
     result.runs = list(by_run.values())
-    result.loose += unread
     finish.judge(store, [run.run for run in result.runs if run.added])
     return result
 
@@ -92,7 +91,7 @@ def _found(paths: Sequence[str], unread: list[tuple[str, str]]) -> Iterator[Foun
     """Every file under the paths, once, recognised by content."""
     seen: set[str] = set()
     for path in paths:
-        for file in _walk(path):
+        for file in _walk(path, unread):
             real = os.path.realpath(file)
             if real in seen:
                 continue
@@ -100,14 +99,17 @@ def _found(paths: Sequence[str], unread: list[tuple[str, str]]) -> Iterator[Foun
             try:
                 yield _look(file)
             except OSError as error:
-                unread.append((file, f"cannot be read: {error.strerror}"))
+                unread.append((file, error.strerror or str(error)))
 
 
-def _walk(path: str) -> Iterator[str]:
+def _walk(path: str, unread: list[tuple[str, str]]) -> Iterator[str]:
+    def closed(error: OSError) -> None:
+        unread.append((str(error.filename), error.strerror or str(error)))
+
     if not os.path.isdir(path):
         yield path
         return
-    for folder, inside, files in os.walk(path):
+    for folder, inside, files in os.walk(path, onerror=closed):
         inside.sort()
         for name in sorted(files):
             file = os.path.join(folder, name)

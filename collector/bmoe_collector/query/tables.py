@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -82,29 +83,50 @@ def to_json(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return json.dumps(found, ensure_ascii=True, allow_nan=False)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, wide: Sequence[str] = ()) -> None:
-    """A table on stdout; `wide` columns fold, the others keep their width. A pipe gets whole lines."""
-    import sys
+GAP, FOLDED = 2, 10  # blanks between columns; what a column that folds wants at least
 
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], *, wide: Sequence[str] = (), gives_way: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """A table on stdout, NULL as –. Numbers and what is not `wide` are never cut; `wide` columns fold.
+
+    Where a terminal has no room, columns of `gives_way` are left out one after the other, and returned. Where it has
+    none even so, and in a pipe, lines are as long as they are.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    texts = [["–" if value is None else escape(cell_text(short(value))) for value in row] for row in rows]
+    widths = [max([len(name), *(Text(row[at]).cell_len for row in texts)]) for at, name in enumerate(columns)]
+    folds = [name in wide for name in columns]
+    shown = list(range(len(columns)))
+
+    def needed() -> int:
+        least = (min(widths[at], FOLDED) if folds[at] else widths[at] for at in shown)
+        return sum(least) + GAP * len(shown)
+
+    left_out: list[str] = []
+    if sys.stdout.isatty():
+        for name in gives_way:
+            if needed() > console.width and name in columns:
+                shown.remove(list(columns).index(name))
+                left_out.append(name)
+    if not sys.stdout.isatty() or needed() > console.width:
+        console.width = sum(widths[at] for at in shown) + GAP * len(shown)
+        console.soft_wrap = True
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
-    texts = [[escape(cell_text(short(value))) for value in row] for row in rows]
-    for at, name in enumerate(columns):
-        number = any(isinstance(row[at], int | float) for row in rows)
+    for at in shown:
         table.add_column(
-            escape(name),
-            justify="right" if number else "left",
-            no_wrap=name not in wide,
-            overflow="fold" if name in wide or number else "ellipsis",
+            escape(columns[at]),
+            justify="right" if any(isinstance(row[at], int | float) for row in rows) else "left",
+            no_wrap=not folds[at],
+            min_width=min(widths[at], FOLDED) if folds[at] else widths[at],
+            overflow="fold",
         )
     for row in texts:
-        table.add_row(*(Text(text) for text in row))
-    if not sys.stdout.isatty():
-        console.width = 1 + sum(
-            max([len(columns[at]), *(len(row[at]) for row in texts)]) + 2 for at in range(len(columns))
-        )
+        table.add_row(*(Text(row[at]) for at in shown))
     console.print(table)
+    return tuple(left_out)
