@@ -31,6 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from bmoe_proto.asking import variable_problem
+
 ARGUMENT_LIMIT = 128 << 10  # the kernel's MAX_ARG_STRLEN: 32 pages of 4 KiB, the ending NUL included
 PROC = Path("/proc")
 _SPARE_BYTES = 1024
@@ -44,26 +46,6 @@ status=$?
 echo "exit $status" 1<>status
 """
 _PASSED_ON = ("PATH", "HOME", "TMPDIR", "PREFIX", "ANDROID_ROOT", "ANDROID_DATA")
-# What the linker, the C library or the launcher's own shell acts on, and where programs and files are looked for.
-_REFUSED_VARIABLES = frozenset(
-    [
-        "ENV",
-        "BASH_ENV",
-        "BASHOPTS",
-        "SHELLOPTS",
-        "PS4",
-        "IFS",
-        "CDPATH",
-        "PATH",
-        "HOME",
-        "TMPDIR",
-        "PREFIX",
-        "GCONV_PATH",
-        "LOCPATH",
-        "NLSPATH",
-    ]
-)
-_REFUSED_BEGINNINGS = ("LD_", "GLIBC_", "MALLOC_", "ANDROID_", "BASH_")
 _PID_DEADLINE_S = 20.0
 _EXEC_DEADLINE_S = 1.0
 
@@ -114,12 +96,8 @@ def clean_environment(
     environment = {key: source[key] for key in _PASSED_ON if key in source}
     environment["LC_ALL"] = "C.UTF-8"
     for key, value in given.items():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key) or "\0" in value:
-            raise LaunchError("bad_environment", f"environment variable {key!r} cannot be set")
-        if key in _REFUSED_VARIABLES or key.startswith(_REFUSED_BEGINNINGS):
-            raise LaunchError("bad_environment", f"environment variable {key} is not a plan's to set")
-        if "/" in value:
-            raise LaunchError("bad_environment", f"environment variable {key}={value[:80]!r}: a plan names no paths")
+        if why := variable_problem(key, value):
+            raise LaunchError("bad_environment", why)
         environment[key] = value
     if ld_library_path:
         environment["LD_LIBRARY_PATH"] = ld_library_path

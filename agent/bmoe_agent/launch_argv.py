@@ -12,31 +12,16 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bmoe_proto.contract.flags import BY_SPELLING
+from bmoe_proto.asking import ARTIFACTS, cell_problems
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_agent.engine import check_flags, flags_of
-from bmoe_agent.launch import ARGUMENT_LIMIT, LaunchError, clean_environment
+from bmoe_agent.launch import ARGUMENT_LIMIT
 
-# Name of an artifact (telemetry.proto, Cell.artifacts) to the flag that asks for it and the file it is written to.
-ARTIFACTS: Mapping[str, tuple[str, str]] = {
-    "metrics": ("--csv", "metrics.csv"),
-    "route": ("--route-trace", "route.csv"),
-    "compute": ("--compute-trace", "compute.csv"),
-    "compute_layers": ("--compute-trace-layers", "compute_layers.csv"),
-    "io": ("--io-trace", "io.csv"),
-}
-OURS = frozenset(
-    {"-m", "--model", "-p", "--prompt", "--session", "--progress", "-h", "--help", "--version", "--list-archs"}
-)
-MOST_SECONDS = 30 * 86_400  # beyond this, waiting itself fails
-_PATH_FLAGS = frozenset(flag for flag, _ in ARTIFACTS.values())
-_FLAG = re.compile(r"--?[A-Za-z][\w-]*")
 _N_PREDICT = frozenset({"-n", "--n-predict"})
 
 
@@ -60,39 +45,9 @@ class Command:
     notes: tuple[tuple[str, str], ...] = ()  # code and text of what was changed on the way
 
 
-def check_cell(cell: pb.Cell) -> list[str]:
-    """Reasons why this cell can never be run, whatever the engine: for the moment a plan is handed in."""
-    problems: list[str] = []
-    if not cell.model:
-        problems.append("no model is named")
-    if bool(cell.prompt) == bool(cell.turns):
-        problems.append("a cell has either a prompt or turns")
-    if b"\0" in cell.prompt:
-        problems.append("the prompt holds a NUL byte and cannot be given to a program")
-    unknown = [kind for kind in cell.artifacts if kind not in ARTIFACTS]
-    problems += [f"artifact {kind!r} is not known (known: {', '.join(ARTIFACTS)})" for kind in unknown]
-    for index, turn in enumerate(cell.turns):
-        if turn.kind not in {"", "generate", "decide"}:
-            problems.append(f"turn {index}: kind {turn.kind!r} is neither generate nor decide")
-    problems += _own_flags(cell.flags)
-    try:
-        clean_environment(cell.environment)
-    except LaunchError as error:
-        problems.append(str(error))
-    times = {"preheat_s": cell.preheat_s, **{field.name: value for field, value in cell.watchdog.ListFields()}}
-    problems += [
-        f"{name} = {value}: a number from 0 to {MOST_SECONDS}"
-        for name, value in times.items()
-        if not 0 <= value <= MOST_SECONDS
-    ]
-    if {"--mtp", "--ngram"} <= set(cell.flags):
-        problems.append("--mtp and --ngram exclude each other")
-    return problems
-
-
 def command(cell: pb.Cell, engine: str, facts: pb.EngineFacts, model: Path) -> Command:
     """The argv of one cell. Raises `RefusedError`."""
-    if problems := check_cell(cell):
+    if problems := cell_problems(cell):
         raise RefusedError("refused:flags", "; ".join(problems))
     turns = tuple(cell.turns)
     flags = list(cell.flags)
@@ -134,43 +89,6 @@ def recorded_command(cell: pb.Cell, argv: Sequence[bytes]) -> Command:
         turns = (pb.Turn(kind="generate", prompt=cell.prompt.decode("utf-8", "replace")),)
     files = {kind: ARTIFACTS[kind][1] for kind in cell.artifacts if kind in ARTIFACTS}
     return Command(tuple(argv), session, turns if session else (), files, _tokens_asked(cell, cell.flags, turns))
-
-
-def _own_flags(flags: Sequence[str]) -> list[str]:
-    problems: list[str] = []
-    at = 0
-    while at < len(flags):
-        flag = flags[at]
-        at += 1
-        if "\0" in flag:
-            problems.append(f"flag {flag!r} holds a NUL byte")
-            continue
-        name, equals, value = flag.partition("=")
-        if name in OURS or name in _PATH_FLAGS:
-            problems.append(f"{name} is the agent's to give: name model, prompt, turns and artifacts in the cell")
-            continue
-        if not _FLAG.fullmatch(name):
-            problems.append(f"{flag!r} is no flag and belongs to none before it")
-            continue
-        known = BY_SPELLING.get(name)
-        values = [value] if equals else []
-        if known is not None:
-            values += flags[at : at + known.arity]
-            if at + known.arity > len(flags):
-                problems.append(f"{name} needs a value and has none")
-            at += known.arity
-        else:
-            while at < len(flags) and not _FLAG.fullmatch(flags[at].partition("=")[0]):
-                values.append(flags[at])
-                at += 1
-        # A value with a slash names a file, which no flag of a plan's may do. One that is spelled like a flag of ours
-        # would be that flag to a build in which this one takes no value.
-        problems += [
-            f"{name} {value}: a plan names no paths"
-            for value in values
-            if "/" in value or value.partition("=")[0] in OURS | _PATH_FLAGS
-        ]
-    return problems
 
 
 def _prompt_as_turn(prompt: bytes, flags: Sequence[str]) -> pb.Turn:

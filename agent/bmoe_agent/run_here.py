@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from bmoe_proto import calls
+from bmoe_proto.asking import ARTIFACTS
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_agent import config
-from bmoe_agent.launch_argv import ARTIFACTS
 from bmoe_agent.spool import Spool
 from bmoe_agent.supervisor import SecondAgentError, Supervisor
 

@@ -11,11 +11,11 @@ import os
 import signal
 from pathlib import Path
 
+from bmoe_proto.asking import ARTIFACTS
 from bmoe_proto.outcome import EndFacts, Outcome, decide
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_agent import oomkills
-from bmoe_agent.launch_argv import ARTIFACTS
 from bmoe_agent.runner_live import Ended, Live
 from bmoe_agent.session import Session
 

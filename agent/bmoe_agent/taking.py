@@ -8,13 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from bmoe_proto.asking import MAX_PLAN_BYTES, cell_problems, gate_problems
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_agent.config import Config, ConfigError
-from bmoe_agent.gates.wait import problems as gate_problems
-from bmoe_agent.launch_argv import check_cell
 
-MAX_PLAN_BYTES = 1 << 20
 BOUNDS: Mapping[str, str] = {"max_cpu_temp_c": "cpu_temp_c", "min_battery_pct": "battery_pct"}
 """Bounds of a watchdog or of a plan's limits, and the gate whose source they are read from."""
 
@@ -31,7 +29,7 @@ def problems(plan: pb.Plan) -> list[str]:
     for cell in plan.cells:
         if cell.ByteSize() + len(plan.text.encode()) + len(plan.question_json.encode()) > MAX_PLAN_BYTES:
             found.append(f"cell {cell.index} ({cell.name}): with the plan's text more than {MAX_PLAN_BYTES} bytes")
-        wrong = check_cell(cell) + [problem for ask in cell.gates for problem in gate_problems(ask)]
+        wrong = cell_problems(cell) + [problem for ask in cell.gates for problem in gate_problems(ask)]
         found.extend(f"cell {cell.index} ({cell.name}): {problem}" for problem in wrong)
     return found
 

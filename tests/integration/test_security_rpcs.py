@@ -12,9 +12,9 @@ from pathlib import Path
 import grpc
 import pytest
 from bmoe_agent import config
-from bmoe_agent.launch_argv import check_cell
 from bmoe_agent.supervisor import Supervisor
 from bmoe_proto import calls, proof
+from bmoe_proto.asking import cell_problems
 from bmoe_proto.v1 import telemetry_pb2 as pb
 from google.protobuf.descriptor import FieldDescriptor as Field
 from hypothesis import HealthCheck, given, settings
@@ -248,11 +248,11 @@ class TestPlansBeyondReason:
     )
     def test_times_that_are_none(self, cell):
         cell.model, cell.prompt = "m", b"p"
-        assert check_cell(cell), cell
+        assert cell_problems(cell), cell
 
     def test_an_honest_cell_is_taken(self):
         cell = pb.Cell(model="m", prompt=b"p", preheat_s=30, watchdog=pb.WatchdogAsk(total_s=900, max_cpu_temp_c=95))
-        assert not check_cell(cell)
+        assert not cell_problems(cell)
 
 
 def test_the_agent_still_knows_its_secret_and_its_run(agent, client):

@@ -9,8 +9,9 @@ import pytest
 from bmoe_agent import launch
 from bmoe_agent.config import Config, ConfigError, EngineConfig
 from bmoe_agent.engine import check_flags
-from bmoe_agent.launch_argv import ARTIFACTS, OURS, RefusedError, check_cell, command
+from bmoe_agent.launch_argv import RefusedError, command
 from bmoe_agent.taking import problems
+from bmoe_proto.asking import ARTIFACTS, OURS, cell_problems
 from bmoe_proto.contract.flags import FLAGS
 from bmoe_proto.v1 import telemetry_pb2 as pb
 from hypothesis import example, given
@@ -36,7 +37,7 @@ class TestFlags:
     @example(flags=["--cache-mb", "-p"], unknown=False)
     def test_whatever_is_asked_the_paths_and_the_prompt_stay_the_agents(self, flags, unknown):
         cell = pb.Cell(model="m", prompt=b"hello", flags=flags, artifacts=["metrics"], allow_unknown_flags=unknown)
-        if check_cell(cell) or check_flags(FACTS, ["--csv", "metrics.csv", "--progress", *flags], unknown):
+        if cell_problems(cell) or check_flags(FACTS, ["--csv", "metrics.csv", "--progress", *flags], unknown):
             with pytest.raises(RefusedError) as caught:
                 command(cell, "/e/bmoe", FACTS, Path("/m/m.gguf"))
             assert caught.value.cause == "refused:flags"
@@ -55,7 +56,7 @@ class TestFlags:
     def test_a_prompt_is_one_argument_whatever_it_says(self, prompt):
         cell = pb.Cell(model="m", prompt=prompt)
         if b"\0" in prompt:
-            assert check_cell(cell)
+            assert cell_problems(cell)
             return
         argv = command(cell, "/e/bmoe", FACTS, Path("/m/m.gguf")).argv
         assert argv == (b"/e/bmoe", b"-m", b"/m/m.gguf", b"-p", prompt, b"--progress")
@@ -79,14 +80,14 @@ class TestEnvironment:
          ("GCONV_PATH", "x"), ("a b", "x"), ("", "x"), ("A=B", "x"), ("BMOE_X", "a\0b"), ("BMOE_PREDICT_LOG", "/data/x")],
     )  # fmt: skip
     def test_what_could_load_code_or_name_a_path_is_refused_when_the_plan_is_handed_in(self, key, value):
-        [problem] = check_cell(pb.Cell(model="m", prompt=b"x", environment={key: value}))
+        [problem] = cell_problems(pb.Cell(model="m", prompt=b"x", environment={key: value}))
         assert "environment" in problem
         with pytest.raises(launch.LaunchError):
             launch.clean_environment({key: value})
 
     def test_the_engines_own_switches_are_a_plans(self):
         given = {flag.env: "1" for flag in FLAGS if flag.env} | {"BMOE_SIM": "tok_s=20,fault=crash@3"}
-        assert not check_cell(pb.Cell(model="m", prompt=b"x", environment=given))
+        assert not cell_problems(pb.Cell(model="m", prompt=b"x", environment=given))
         assert given.items() <= launch.clean_environment(given).items()
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from bmoe_agent.gates import GATES, Baseline, BaselineError, Gates, Reading, Told, baseline, speed
 from bmoe_agent.gates.sources import Sources
-from bmoe_agent.gates.wait import problems
 from bmoe_agent.roots import Roots, lay
 from bmoe_agent.sampling.observer import boot_ns
+from bmoe_proto.asking import gate_problems
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 pytestmark = pytest.mark.agent
@@ -211,7 +211,7 @@ def test_a_second_look_has_no_more_time_than_was_asked_for():
     ],
 )
 def test_gates_asked_wrongly_are_refused_with_what_there_is(ask, said):
-    assert said in problems(pb.GateAsk(**ask))[0]
+    assert said in gate_problems(pb.GateAsk(**ask))[0]
     report = wait(lambda _: 40.0, **ask)
     assert report.state == "unreadable"
     assert said in report.readings[0].text

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from bmoe_agent import launch, leftovers
-from bmoe_agent.launch_argv import RefusedError, check_cell, command, recorded_command
+from bmoe_agent.launch_argv import RefusedError, command, recorded_command
+from bmoe_proto.asking import cell_problems
 from bmoe_proto.v1 import telemetry_pb2 as pb
 from support.agents import wait_for
 
@@ -187,7 +188,7 @@ def test_cells_that_make_no_sense_are_refused() -> None:
         pb.Cell(model="m", prompt=b"x", artifacts=["metrics", "secrets"]),
         pb.Cell(model="m", turns=[pb.Turn(kind="sing")]),
     ):
-        assert len(check_cell(cell)) == 1
+        assert len(cell_problems(cell)) == 1
 
 
 def test_a_prompt_too_long_for_an_argument_goes_through_a_session_or_is_refused() -> None:

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from bmoe_proto.asking import gate_problems
 from bmoe_proto.gates import GATES
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
@@ -34,27 +35,11 @@ from bmoe_agent.roots import Roots
 from bmoe_agent.sampling.observer import boot_ns
 
 COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge, "==": operator.eq}
-POLICIES = ("skip", "run-flagged", "abort")
 _SILENT_TRIES = 3
 _SILENT_S = 1.0
 _APART = 1 / 60
 _SHARE = 0.1
 _STALE_NS = 30_000_000_000
-
-
-def problems(ask: pb.GateAsk) -> list[str]:
-    """What is wrong with a gate as asked; empty when nothing is. For the check before a plan is taken."""
-    found: list[str] = []
-    kind = GATES.get(ask.gate)
-    if kind is None:
-        found.append(f"no gate is called {ask.gate!r}: there are {', '.join(GATES)}")
-    elif ask.unit and ask.unit not in {kind.unit, ""}:
-        found.append(f"{ask.gate} is in {kind.unit or 'no unit'}, not in {ask.unit}")
-    if ask.comparison and ask.comparison not in COMPARISONS:
-        found.append(f"{ask.gate}: {ask.comparison!r} is no comparison: there are {', '.join(COMPARISONS)}")
-    if ask.policy and ask.policy not in POLICIES:
-        found.append(f"{ask.gate}: {ask.policy!r} is no policy: there are {', '.join(POLICIES)}")
-    return found
 
 
 class Gates:
@@ -134,7 +119,7 @@ class Gates:
             unit=kind.unit if kind else ask.unit,
             policy=ask.policy or "run-flagged",
         )
-        if wrong := problems(ask):
+        if wrong := gate_problems(ask):
             report.state = "unreadable"
             report.readings.add(boot_ns=clock_ns(), text="; ".join(wrong))
             return report

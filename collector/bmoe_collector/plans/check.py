@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
+from bmoe_proto.asking import MAX_PLAN_BYTES, cell_problems
 from bmoe_proto.contract.flags import BY_SPELLING, read_argv
 from bmoe_proto.gates import GATES
 from bmoe_proto.v1 import telemetry_pb2 as pb
@@ -55,7 +56,9 @@ def check(
         f"two cells are both called `{name}`" for (name, repeat), count in names.items() if count > 1 and repeat == 0
     ]
     for cell in kinds.values():
-        errors += [f"cell `{cell.name}`: {why}" for why in _cell(document, cell)]
+        # What a phone would refuse and nothing here says in the plan's own words.
+        found = _cell(document, cell) or _a_phones(plan, cell)
+        errors += [f"cell `{cell.name}`: {why}" for why in found]
         warnings += [f"cell `{cell.name}`: {why}" for why in _doubts(cell)]
         for gate in cell.gates:
             if gate.gate not in GATES:
@@ -130,6 +133,13 @@ def _cell(document: Document, cell: pb.Cell) -> list[str]:
     if not cell.model:
         errors.append("no model is named")
     return errors
+
+
+def _a_phones(plan: pb.Plan, cell: pb.Cell) -> list[str]:
+    problems = cell_problems(cell)
+    if cell.ByteSize() + len(plan.text.encode()) + len(plan.question_json.encode()) > MAX_PLAN_BYTES:
+        problems.append(f"with the plan's text more than {MAX_PLAN_BYTES} bytes")
+    return problems
 
 
 def _traced(document: Document, name: str) -> bool:

@@ -19,11 +19,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from bmoe_proto.asking import ARTIFACTS, MOST_SECONDS, POLICIES
+
 from bmoe_collector.common import UserError
 
 ORDERS = ("listed", "interleaved", "abba", "reversed", "random")
-ARTIFACTS = ("metrics", "route", "compute", "compute_layers", "io")
-POLICIES = ("skip", "run-flagged", "abort")
 
 _NUMBER = (int, float)
 _TOP: Mapping[str, Any] = {
@@ -60,7 +60,6 @@ _QUESTION: Mapping[str, Any] = {
 _BOUNDS = frozenset({"at_most", "at_least", "equals", "smallest_effect"})  # numbers that may be below 0
 _TEXTS = frozenset({"models", "artifacts", "stop_apps", "choices"})
 _MOST_NUMBER = (1 << 31) - 1
-_MOST_SECONDS = 30 * 86_400  # as agents take it
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +135,7 @@ def parse_plan(text: str, source: str, folder: Path | None) -> Document:
     reader.one_of("order", top.get("order", "interleaved"), ORDERS)
     for place, owner in (("the plan", top), *((f"cell {cell.get('name')}", cell) for cell in cells)):
         for artifact in owner.get("artifacts", []):
-            reader.one_of(f"{place}: artifacts", artifact, ARTIFACTS)
+            reader.one_of(f"{place}: artifacts", artifact, tuple(ARTIFACTS))
     reader.matrix(top.get("matrix", {}))
     reader.words(top.get("flags", []), "flags")
     reader.pairs(top.get("labels", {}), "[labels]")
@@ -185,7 +184,7 @@ class _Reader:
             if isinstance(value, int | float) and not isinstance(value, bool) and key != "seed":
                 least, most = (
                     (-_MOST_NUMBER if key in _BOUNDS else 0),
-                    (_MOST_SECONDS if key.endswith("_s") else _MOST_NUMBER),
+                    (MOST_SECONDS if key.endswith("_s") else _MOST_NUMBER),
                 )
                 if not least <= value <= most:
                     self.fail(f"{place}: {key}: a number from {least} to {most} is wanted")
