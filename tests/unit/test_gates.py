@@ -105,6 +105,22 @@ def test_a_source_that_answers_sometimes_is_asked_again():
     assert wait(lambda s: None if s > 3 else 60.0, timeout_s=30).state == "gave_up"
 
 
+def test_a_source_that_answered_before_is_waited_for_while_it_is_away():
+    moment = Moment()
+    source = Scripted(moment, lambda _: 40.0)
+    gates = Gates(Roots(), Path("/nowhere"), sources=source)
+    ask = pb.GateAsk(gate="cpu_temp_c", comparison="<=", bound=45, timeout_s=60, policy="skip")
+    assert gates.wait(ask, moment.clock, moment.sleep).state == "held"
+    source.began, source.value = moment.ns, lambda s: None if s < 20 else 40.0  # the host's cable is out for a while
+    report = gates.wait(ask, moment.clock, moment.sleep)
+    assert report.state == "waited"
+    assert 20e9 <= report.waited_ns < 22e9
+    source.value = lambda _: None
+    report = gates.wait(ask, moment.clock, moment.sleep)
+    assert (report.state, report.HasField("last")) == ("gave_up", False)
+    assert 60e9 <= report.waited_ns < 62e9
+
+
 def test_called_off():
     assert wait(lambda _: 60.0, called_off=lambda: True).state == "gave_up"
 

@@ -8,7 +8,8 @@ In: what is asked, a clock and a way to sleep. Out: a `GateReport`: what was ask
     unreadable  this phone cannot read it; whether the cell runs is the policy's matter as for gave_up
 
 A condition must hold for `settle_s` on end. With `timeout_s` 0 nothing is waited for: the first reading (or the settle time that it begins)
-decides. A source that answers only sometimes is asked again; only one that never answered is unreadable.
+decides. A source that answers only sometimes is asked again; only one that never answered since the agent started is unreadable at
+once: what a host tells may be away for as long as its cable is.
 
 Every reading is in the report. The longer a wait lasts the further they lie apart (a sixtieth of it), so that a night's wait stays some
 hundreds of them, and one that costs time of its own, as the speed probe does, takes at most a tenth of the wait: a phone that computes
@@ -48,6 +49,7 @@ class Gates:
     def __init__(self, roots: Roots, home: Path, told: Told | None = None, sources: Sources | None = None) -> None:
         self.home = home
         self.sources = sources or Sources(roots, home, told)
+        self._answered: set[str] = set()
 
     @property
     def told(self) -> Told:
@@ -127,26 +129,28 @@ class Gates:
         every_s = kind.every_s if kind else 1.0
         began = now = clock_ns()
         met_since: int | None = None
-        unmet = answered = False
+        unmet = away = False
+        answered = ask.gate in self._answered
         silent = 0
         while True:
             looked = now
             reading = self.sources.read(ask.gate)
             _note(report, now, reading)
             if reading.value is not None:
+                self._answered.add(ask.gate)
                 answered, silent = True, 0
                 met = holds(reading.value, ask.bound)
                 unmet |= not met
                 met_since = None if not met else now if met_since is None else met_since
             else:
-                silent += 1
+                silent, away = silent + 1, True
                 met_since = None
             now = clock_ns()
             report.waited_ns = max(0, now - began)
             settle_s = 0 if settled and not unmet else ask.settle_s
             if met_since is not None and now - met_since >= settle_s * 1_000_000_000:
                 # Settling alone is no waiting: the condition held from the first reading on.
-                report.state = "waited" if unmet or (silent and not answered) else "held"
+                report.state = "waited" if unmet or away else "held"
                 break
             left_s = ask.timeout_s - (now - began) / 1e9
             settling = met_since is not None and not unmet and answered
