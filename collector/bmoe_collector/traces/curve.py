@@ -84,7 +84,9 @@ def curve(
 
 
 def hits(policy: str, accesses: Sequence[int], sizes: Sequence[int], budget: int, upcoming: Sequence[int] = ()) -> int:
-    """How many accesses find their entry resident."""
+    """How many accesses find their entry resident. `upcoming` is what `next_uses` gives, for `opt`."""
+    if policy in POLICIES and budget >= sum(sizes):
+        return len(accesses) - len(set(accesses))  # all fits: each entry is missed once
     if policy == "lru":
         return _lru(accesses, sizes, budget)
     if policy == "lfu":
@@ -124,65 +126,61 @@ def _lru(accesses: Sequence[int], sizes: Sequence[int], budget: int) -> int:
 
 
 def _lfu(accesses: Sequence[int], sizes: Sequence[int], budget: int) -> int:
-    uses: dict[int, int] = {}  # of what is resident
-    ranks: dict[int, OrderedDict[int, None]] = {}  # number of uses to entries, longest unused first
+    uses = [0] * len(sizes)  # 0: not resident
+    ranks: list[OrderedDict[int, None]] = [OrderedDict(), OrderedDict()]  # by number of uses, longest unused first
     least, free, found = 1, budget, 0
     for entry in accesses:
-        used = uses.get(entry)
-        if used is not None:
+        used = uses[entry]
+        if used:
             found += 1
-            rank = ranks[used]
-            del rank[entry]
-            if not rank:
-                del ranks[used]
-                if least == used:
-                    least = used + 1
-            uses[entry] = used + 1
-            ranks.setdefault(used + 1, OrderedDict())[entry] = None
+            del ranks[used][entry]
+            uses[entry] = used = used + 1
+            if used == len(ranks):
+                ranks.append(OrderedDict())
+            ranks[used][entry] = None
             continue
         size = sizes[entry]
         if size > budget:
             continue
         while free < size:
-            if least not in ranks:
-                least = min(ranks)
-            rank = ranks[least]
-            gone = rank.popitem(last=False)[0]
-            if not rank:
-                del ranks[least]
-            del uses[gone]
+            while not ranks[least]:
+                least += 1
+            gone = ranks[least].popitem(last=False)[0]
+            uses[gone] = 0
             free += sizes[gone]
-        uses[entry] = 1
-        ranks.setdefault(1, OrderedDict())[entry] = None
-        least = 1
+        uses[entry] = least = 1
+        ranks[1][entry] = None
         free -= size
     return found
 
 
 def _opt(accesses: Sequence[int], sizes: Sequence[int], budget: int, upcoming: Sequence[int]) -> int:
-    next_use: dict[int, int] = {}  # of what is resident
-    furthest: list[tuple[int, int]] = []  # (-next use, entry); stale pairs are skipped when popped
+    entries = len(sizes)
+    # one integer says when an entry is used next, least for the furthest, and which entry it is
+    keys = (len(accesses) - np.asarray(upcoming, np.int64)) * entries + np.asarray(accesses, np.int64)
+    held = [-1] * entries  # key of what is resident
+    furthest: list[int] = []  # a heap of keys; those that are not held any more are skipped when popped
     push, pop = heapq.heappush, heapq.heappop
     free, found = budget, 0
-    for at, entry in enumerate(accesses):
-        following = upcoming[at]
-        if entry in next_use:
+    for entry, key in zip(accesses, array("q", keys.tobytes()), strict=True):
+        if held[entry] >= 0:
             found += 1
-            next_use[entry] = following
-            push(furthest, (-following, entry))
+            held[entry] = key
+            push(furthest, key)
             continue
         size = sizes[entry]
         if size > budget:
             continue
         while free < size:
-            when, gone = pop(furthest)
-            if next_use.get(gone) == -when:
-                del next_use[gone]
+            key_gone = pop(furthest)
+            gone = key_gone % entries
+            if held[gone] == key_gone:
+                held[gone] = -1
                 free += sizes[gone]
-        next_use[entry] = following
-        push(furthest, (-following, entry))
+        held[entry] = key
+        push(furthest, key)
         free -= size
-        if len(furthest) > 4 * len(next_use) + 1024:
-            furthest = [(-when, gone) for gone, when in next_use.items()]
+        if len(furthest) > 4 * entries + 1024:
+            furthest = [each for each in held if each >= 0]
             heapq.heapify(furthest)
     return found
