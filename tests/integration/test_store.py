@@ -173,6 +173,14 @@ def test_what_depends_on_a_lease_is_committed_with_it(store_url):
     store.close()
 
 
+def test_what_a_server_says_is_committed_is_written(postgres_url):
+    """The tests' own server answers before it has written, as some people's do; what it says to us must hold."""
+    store = open_store(postgres_url)
+    with store.read() as connection:
+        assert connection.execute(text("SHOW synchronous_commit")).scalar() == "on"
+    store.close()
+
+
 def test_nobody_takes_a_lease_while_its_holder_commits_under_it(postgres_url):
     store = open_store(postgres_url)
     mine = leases.acquire(store, "phone", "me", 1)

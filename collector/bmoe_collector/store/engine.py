@@ -5,7 +5,8 @@ and bulk writes by the driver's fastest way (`executemany` on tuples, `COPY`).
 
 An empty database is given its tables at once; one that is older or newer than this program is refused with the
 command that helps, because changing a shared database is a person's decision. SQLite runs in WAL with
-`synchronous=FULL`: what is acknowledged to a phone must survive a power cut here (law 2).
+`synchronous=FULL`, PostgreSQL never with `synchronous_commit=off`: what is acknowledged to a phone must survive a power cut
+here (law 2).
 """
 
 from __future__ import annotations
@@ -227,6 +228,10 @@ def _postgres_connect(connection: Any, _record: object) -> None:
         cursor.execute("SET tcp_keepalives_idle = 30")
         cursor.execute("SET tcp_keepalives_interval = 10")
         cursor.execute("SET tcp_keepalives_count = 3")
+        # What is acknowledged to a phone is deleted there: a server that answers before it has written is told not to.
+        cursor.execute(
+            "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+        )
     connection.commit()
 
 
@@ -242,7 +247,10 @@ def connect_reading(file: Path) -> sqlite3.Connection:
     where no side file lies there, nobody writes and the file alone is the whole database, which `immutable` says.
     """
     alone = "&immutable=1" if _only_readable(file) and not file.with_name(f"{file.name}-wal").exists() else ""
-    connection = sqlite3.connect(f"file:{quote(str(file))}?mode=ro{alone}", uri=True, timeout=60.0)
+    # The pool hands it from thread to thread, to one at a time.
+    connection = sqlite3.connect(
+        f"file:{quote(str(file))}?mode=ro{alone}", uri=True, timeout=60.0, check_same_thread=False
+    )
     connection.isolation_level = None
     return connection
 
@@ -295,7 +303,7 @@ def open_store(url: str, *, upgrade_empty: bool = True) -> Store:
             found = version_of(engine)
     except DBAPIError as error:
         engine.dispose()
-        raise StoreError(f"cannot open the database {shown}: {_first_line(error)}") from error
+        raise StoreError(f"cannot open the database {shown}: {first_line(error)}") from error
     except BaseException:
         engine.dispose()
         raise
@@ -311,8 +319,10 @@ def open_store(url: str, *, upgrade_empty: bool = True) -> Store:
     return Store(engine, normal_url(url), _store_id(engine))
 
 
-def _first_line(error: DBAPIError) -> str:
-    return str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+def first_line(error: Exception) -> str:
+    """What a database said, without the statement it was about."""
+    said = str(getattr(error, "orig", None) or error).strip()
+    return said.splitlines()[0] if said else type(error).__name__
 
 
 def _store_id(engine: Engine) -> str:

@@ -21,6 +21,7 @@ from faults.harness.database import Database, PostgresDatabase, SqliteDatabase, 
 from faults.harness.schedule import TOK_S, Schedule
 from faults.harness.wifi import Wifi
 from support.adb import AdbServer, free_even_port
+from support.agents import wait_for
 from support.host import Host
 from support.phones import Phone, Shelf
 
@@ -51,6 +52,7 @@ class FaultPhone(Phone):
         self.was_full = False
         self.agent_wanted = True
         self.group: Path | None = None
+        self.thawed: list[Path] = []
 
     def kill_all(self) -> None:
         """Everything on the phone is gone at once, launchers first so that no exit status is left."""
@@ -87,15 +89,22 @@ class FaultPhone(Phone):
         elif self.group is not None:
             group, self.group = self.group, None
             (group / "freezer.state").write_text("THAWED")
+            self.thawed.append(group)
+            self._leave_groups()
+        else:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP if on else signal.SIGCONT)
+
+    def _leave_groups(self) -> None:
+        """Give back the groups that nothing is in any more: a process that ends is in its own until it has ended."""
+        for group in list(self.thawed):
             for line in (group / "cgroup.procs").read_text().split():
                 with contextlib.suppress(OSError):
                     (FREEZER / "cgroup.procs").write_text(line)
             with contextlib.suppress(OSError):
                 group.rmdir()
-        else:
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGSTOP if on else signal.SIGCONT)
+                self.thawed.remove(group)
 
     def newest_segment(self) -> Path | None:
         """The segment file that was written last."""
@@ -118,6 +127,8 @@ class FaultPhone(Phone):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         super().destroy()
+        with contextlib.suppress(AssertionError):
+            wait_for(lambda: self._leave_groups() or not self.thawed, "", 5)
         for holder in self.boots:
             holder.kill()
             holder.wait()
