@@ -161,3 +161,48 @@ def test_the_terminal_view_shows_counters_and_the_sentence(filled, capsys):
     out, _ = capsys.readouterr()
     assert "read_bytes" in out
     assert "resolved (better)" in out
+
+
+def test_what_each_run_measured_is_shown_beside_the_ratio(filled, capsys, monkeypatch):
+    code, answer, _ = asked(capsys, "compare", "cell:sizes/small", "cell:sizes/large", "--json", "--db", filled)
+    row = answer["metrics"][0]
+    assert (code, len(row["a"]), len(row["b"])) == (0, 7, 7)  # block 0 broke the keep rule on one side
+    assert row["a"][0] == pytest.approx(10.2 * 1.004)
+    for width in (80, 140):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(["compare", "cell:sizes/small", "cell:sizes/large", "--db", filled]) == 0
+        out, _ = capsys.readouterr()
+        assert "tok_s of A, 9.929 to 10.24: 10.24 9.979 " in out
+        assert "95 %" in out  # what the interval is
+        assert "permutation of pairs" in out  # and the p-value
+        assert max(len(line) for line in out.splitlines()) <= width
+    assert "seen from" in out
+
+
+def test_a_name_of_several_plans_says_which_was_taken(filled, capsys):
+    store = open_store(filled)
+    plan_runs(
+        store, "cc" * 16, "sizes", {"small": 1.0, "tall": 1.2}, {**QUESTION, "compare": [["small", "tall"]]}, start=300
+    )
+    store.close()
+    said = "2 plans are called sizes: this is the newest, cccccccc (16 runs); the others are aaaaaaaa (16 runs)"
+    _, answer, _ = asked(capsys, "compare", "--question", "sizes", "--json", "--db", filled)
+    assert said in answer["matrix"][0]["notes"]
+    assert answer["matrix"][0]["b"]["side"] == "cell:cccccccc/tall"
+    code, _, error = asked(capsys, "compare", "cell:sizes/small", "cell:sizes/large", "--db", filled)
+    assert (code, said in error) == (2, True)
+    _, named, _ = asked(capsys, "compare", "--question", "aaaa", "--json", "--db", filled)
+    assert not any("plans are called" in note for note in named["matrix"][0]["notes"])
+
+
+def test_a_refusal_says_how_to_have_an_answer_and_an_effect_is_a_fraction(filled, capsys):
+    assert main(["compare", "cell:same/one", "cell:same/two", "--db", filled]) == 0
+    assert main(["compare", "cell:same/one", "cell:same/one", "--db", filled]) == 1
+    assert "refused for the reason above; --force answers anyway" in capsys.readouterr().out
+    assert main(["compare", "cell:same/one", "cell:same/one", "--force", "--db", filled]) == 0
+    for words in (
+        ["compare", "cell:same/one", "cell:same/two"],
+        ["regress", "cell:same/one", "--baseline", "cell:same/two"],
+    ):
+        assert main([*words, "--smallest-effect", "5", "--db", filled]) == 2
+        assert "--smallest-effect 5: a fraction is wanted, 0.05 is 5 %" in capsys.readouterr().err

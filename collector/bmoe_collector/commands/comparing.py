@@ -55,6 +55,7 @@ def compare(
 ) -> None:
     """Compare sides: counters exactly, each term of the time, then speed."""
     chosen = sides or []
+    _fraction(smallest_effect)
     if metric is not None:
         _known_metric(metric)
     with closing(open_db(db, reads=True)) as store:
@@ -64,7 +65,7 @@ def compare(
             _sandwich(store, chosen[0], by, cold, carry, json)
             return
         answers = _answers(store, chosen, question, metric, smallest_effect, force=force)
-    _print(answers, matrix=question is not None or len(answers) > 1, json=json)
+    _print(answers, matrix=question is not None or len(answers) > 1, json=json, forced=force)
     if not all(answer.answered for answer in answers):
         raise typer.Exit(EXIT_NO)
 
@@ -99,6 +100,7 @@ def regress(
     """Exit 1 on a resolved regression against a baseline, or when the two are not comparable."""
     from bmoe_collector.compare.question import answer_sides
 
+    _fraction(smallest_effect)
     chosen = _known_metric(metric or "tok_s")
     with closing(open_db(db, reads=True)) as store:
         answer = answer_sides(
@@ -112,10 +114,16 @@ def regress(
     if json:
         emit({**answer.to_json(), "regression": worse if answer.answered else None})
     else:
-        _print([answer], matrix=False, json=False)
-        say("regression" if worse else "no resolved regression" if answer.answered else "refused")
+        _print([answer], matrix=False, json=False, forced=force)
+        if answer.answered:
+            say("regression" if worse else "no resolved regression")
     if worse or not answer.answered:
         raise typer.Exit(EXIT_NO)
+
+
+def _fraction(effect: float | None) -> None:
+    if effect is not None and not 0 < effect <= 1:
+        raise UserError(f"--smallest-effect {effect:g}: a fraction is wanted, 0.05 is 5 %")
 
 
 def _known_metric(name: str) -> str:
@@ -170,7 +178,7 @@ def _sandwich(store: Store, word: str, column: str, cold: int, carry: int, json:
     show_sandwich(result)
 
 
-def _print(answers: Sequence[Answer], *, matrix: bool, json: bool) -> None:
+def _print(answers: Sequence[Answer], *, matrix: bool, json: bool, forced: bool) -> None:
     if json:
         whole: Any = {"matrix": [answer.to_json() for answer in answers]} if matrix else answers[0].to_json()
         emit(whole)
@@ -180,4 +188,4 @@ def _print(answers: Sequence[Answer], *, matrix: bool, json: bool) -> None:
     if matrix and len(answers) > 1:
         show_matrix(answers)
     for answer in answers:
-        show_answer(answer)
+        show_answer(answer, forced=forced)

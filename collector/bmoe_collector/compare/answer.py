@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bmoe_collector.compare.comparable import Judged, judge_sides, lossless
@@ -46,6 +46,8 @@ class Metric:
     smallest_resolvable: float | None
     runs_needed: int | None
     why: str = ""
+    a: tuple[float, ...] = ()  # of every run that was used, in the order they ran
+    b: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The keys of the interface."""
@@ -118,7 +120,7 @@ def compare(
             a, b, False, False, judged.reasons, judged.notes, _design(judged)[0], n, (), (), None, sentence, label, primary=primary
         )  # fmt: skip
     design, pairs, notes = _design(judged)
-    metrics = _metrics(judged, design, pairs, costs, primary, wanted)
+    metrics = _with_values(_metrics(judged, design, pairs, costs, primary, wanted), judged, pairs)
     within = _within_too_few(judged, design, metrics, costs)
     counters = tuple(_counters(judged))
     equal = texts_equal(judged)
@@ -149,7 +151,12 @@ def _design(judged: Judged) -> tuple[str, list[tuple[list[ComparedRun], list[Com
         whole = [block for _, block in sorted(blocks.items()) if block[0] and block[1]]
         lone = sum(len(block[0]) + len(block[1]) for block in blocks.values() if not (block[0] and block[1]))
         if len(whole) >= 2:
-            said = [f"{lone} runs have no partner in their block and are left out"] if lone else []
+            alone = (
+                "1 run has no partner in its block and is"
+                if lone == 1
+                else f"{lone} runs have no partner in their block and are"
+            )
+            said = [f"{alone} left out"] if lone else []
             return "paired", whole, said
     if min(len(judged.a), len(judged.b)) < 2:
         return "within-run", [], []
@@ -207,6 +214,19 @@ def _metrics(
             )
         )
     return found
+
+
+def _with_values(
+    metrics: Sequence[Metric], judged: Judged, pairs: Sequence[tuple[list[ComparedRun], list[ComparedRun]]]
+) -> list[Metric]:
+    """Each metric with what every run of the two sides measured."""
+    sides = [[run for pair in pairs for run in pair[at]] for at in (0, 1)] if pairs else [judged.a, judged.b]
+    return [replace(one, a=_each(sides[0], one.metric), b=_each(sides[1], one.metric)) for one in metrics]
+
+
+def _each(runs: Sequence[ComparedRun], name: str) -> tuple[float, ...]:
+    values = (run.facts.get(name) for run in runs)
+    return tuple(float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool))
 
 
 @dataclass(frozen=True, slots=True)

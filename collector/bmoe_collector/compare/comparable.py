@@ -68,6 +68,8 @@ def judge_sides(
     ours, theirs = sides
     notes.extend(warnings("A", ours) + warnings("B", theirs))
     if ours and theirs:
+        if all(run.get("simulated") for run in (*ours, *theirs)):
+            notes.append("simulated runs: nothing here is a measurement of any phone")
         reasons.extend(differences(ours, theirs))
         notes.extend(settings_apart(ours, theirs))
         notes.extend(_not_recorded([*ours, *theirs]))

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import select
 
 from bmoe_collector.common import UserError
 from bmoe_collector.compare.answer import PRIMARY, Answer, TokenCosts, compare
-from bmoe_collector.compare.sides import ComparedRun, Side, find_side, plan_id_of
+from bmoe_collector.compare.sides import ComparedRun, Side, find_side, namesakes, plan_id_of
 from bmoe_collector.compare.statistics import LEVEL, holm
 from bmoe_collector.query.fields import compile_where
 from bmoe_collector.query.where import Tree, holds, parse
@@ -110,8 +110,13 @@ def answer_sides(
     question = _asked(store, a, b)
     left, right = find_side(store, a), find_side(store, b)
     if question is None or (metric not in {None, question.metric}):
-        return compare(left, right, costs, force=force, primary=metric or PRIMARY, wanted=wanted)
-    return _as_asked(question, left, right, costs, force=force)
+        answer = compare(left, right, costs, force=force, primary=metric or PRIMARY, wanted=wanted)
+    else:
+        answer = _as_asked(question, left, right, costs, force=force)
+    plans = dict.fromkeys(side.partition(":")[2].partition("/")[0] for side in (a, b) if side.startswith("cell:"))
+    for plan in plans:
+        answer = _of_several(store, plan, answer)
+    return answer
 
 
 def _as_asked(question: Question, a: Side, b: Side, costs: TokenCosts, *, force: bool) -> Answer:
@@ -144,23 +149,30 @@ def answer_question(store: Store, plan: str, costs: TokenCosts, *, force: bool =
     question = question_of(store, plan)
     if question is None or not question.compare:
         raise UserError(f"plan {plan} has no [question] with cells to compare: name two sides instead")
-    answers = [
-        _as_asked(
-            question,
-            find_side(store, f"cell:{question.plan_id}/{first}"),
-            find_side(store, f"cell:{question.plan_id}/{second}"),
-            costs,
-            force=force,
-        )
-        for first, second in question.compare
-    ]
-    return corrected(answers, question.metric)
+    try:
+        answers = [
+            _as_asked(question, _cell(store, question, first), _cell(store, question, second), costs, force=force)
+            for first, second in question.compare
+        ]
+    except UserError as error:
+        several = f"; {said}" if (said := namesakes(store, plan)) else ""
+        raise UserError(f"{error}{several}") from error
+    return corrected([_of_several(store, plan, answer) for answer in answers], question.metric)
+
+
+def _cell(store: Store, question: Question, cell: str) -> Side:
+    side = find_side(store, f"cell:{question.plan_id}/{cell}")
+    return replace(side, text=f"cell:{question.plan_id[:8]}/{cell}")
+
+
+def _of_several(store: Store, plan: str, answer: Answer) -> Answer:
+    """The answer with a note when the plan's name means other plans too."""
+    said = namesakes(store, plan)
+    return replace(answer, notes=(*answer.notes, said)) if said else answer
 
 
 def corrected(answers: list[Answer], metric: str = PRIMARY) -> list[Answer]:
     """Several comparisons judged together: each answer gets `p_corrected` and `resolved_corrected` of its primary metric."""
-    from dataclasses import replace
-
     found = [next((row for row in answer.metrics if row.metric == metric), None) for answer in answers]
     values = holm([row.p if row is not None else None for row in found])
     return [

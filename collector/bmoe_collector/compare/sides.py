@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy import ColumnElement, and_, func, or_, select
 
 from bmoe_collector.common import UserError
 from bmoe_collector.query.fields import compile_where, source
@@ -87,7 +87,8 @@ def find_side(store: Store, text: str) -> Side:
         runs = _load(store, and_(RUNS.c.plan_id == plan_id_of(store, plan), RUNS.c.cell == cell))
         if not runs:
             known = ", ".join(cells_of(store, plan)) or "none"
-            raise UserError(f"{text}: that plan has no run of a cell `{cell}`; its cells are: {known}")
+            several = f"; {said}" if (said := namesakes(store, plan)) else ""
+            raise UserError(f"{text}: that plan has no run of a cell `{cell}`; its cells are: {known}{several}")
     elif colon and kind == "where":
         runs = _load(store, compile_where(parse(rest)))
     elif colon and kind not in {"label", "cell", "where"}:
@@ -135,6 +136,22 @@ def plan_id_of(store: Store, word: str) -> str:
     if by_id:
         raise UserError(f"{word} means {len(by_id)} plans: {', '.join(sorted(by_id)[:5])}")
     raise UserError(f"no plan {word} has runs here; `bmoe runs --columns plan_name,cell` shows what is there")
+
+
+def namesakes(store: Store, word: str) -> str:
+    """What to say where a plan's name means several plans, of which the newest is taken; else nothing."""
+    with store.read() as connection:
+        rows = connection.execute(
+            select(RUNS.c.plan_id, func.count(), func.max(RUNS.c.started_wall_ns))
+            .where(RUNS.c.plan_name == word)
+            .group_by(RUNS.c.plan_id)
+            .order_by(func.max(RUNS.c.started_wall_ns).desc())
+        ).all()
+    if len(rows) < 2:
+        return ""
+    told = [f"{plan_id[:8]} ({runs} run{'' if runs == 1 else 's'})" for plan_id, runs, _ in rows[:6]]
+    more = f" and {len(rows) - 6} more" if len(rows) > 6 else ""
+    return f"{len(rows)} plans are called {word}: this is the newest, {told[0]}; the others are {', '.join(told[1:])}{more}"
 
 
 def cells_of(store: Store, plan: str) -> list[str]:

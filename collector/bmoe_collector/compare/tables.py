@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bmoe_collector.compare.answer import SPEED, Answer, Metric
+from bmoe_collector.show.console import console
 from bmoe_collector.show.safe import escape
 
 
@@ -25,13 +27,13 @@ def _number(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def show_answer(answer: Answer) -> None:
-    """Counters, then the terms of the time, then speed, then the sentence."""
-    console = Console()
-    console.print(Text(f"A  {escape(answer.a.text)}\nB  {escape(answer.b.text)}", style="bold"))
-    console.print(Text(f"{answer.label}; {answer.design}, n = {answer.n[0]} and {answer.n[1]}"))
+def show_answer(answer: Answer, *, forced: bool = False) -> None:
+    """Counters, then the terms of the time, then speed, then every run's own number, then the sentence."""
+    out = console()
+    out.print(Text(f"A  {escape(answer.a.text)}\nB  {escape(answer.b.text)}", style="bold"))
+    out.print(Text(f"{answer.label}; {answer.design}, n = {answer.n[0]} and {answer.n[1]}"))
     for reason in answer.reasons:
-        console.print(Text(f"not comparable: {escape(reason)}", style="red"))
+        out.print(Text(f"not comparable: {escape(reason)}", style="red"))
     if answer.counters:
         table = Table("counter", box=None, pad_edge=False)
         table.add_column("A", justify="right")
@@ -40,38 +42,91 @@ def show_answer(answer: Answer) -> None:
         for counter in answer.counters:
             same = "equal" if counter["equal"] else "differs"
             table.add_row(counter["counter"], _number(counter["a"]), _number(counter["b"]), same)
-        console.print(table)
+        out.print(table)
     if answer.texts_equal is not None:
-        console.print(Text("texts: equal" if answer.texts_equal else "texts: differ"))
+        out.print(Text("texts: equal" if answer.texts_equal else "texts: differ"))
     if answer.metrics:
         speed = {"tok_s", *SPEED}
         ordered = [m for m in answer.metrics if m.metric not in speed] + [
             m for m in answer.metrics if m.metric in speed
         ]
-        console.print(_metrics(ordered), crop=False)
+        out.print(_metrics(ordered, answer.primary, wide=out.width >= WIDE), crop=False)
+        for line in _legend(answer, wide=out.width >= WIDE):
+            out.print(Text(line, style="dim"))
+        _every_run(out, answer)
     for note in answer.notes:
-        console.print(Text(f"note: {escape(note)}", style="dim"))
-    console.print(Text(escape(answer.verdict), style="bold"))
+        out.print(Text(f"note: {escape(note)}", style="dim"))
+    if answer.answered:
+        out.print(Text(escape(answer.verdict), style="bold"))
+    else:
+        way = "" if forced else "; --force answers anyway, with the reasons on the answer"
+        out.print(Text(f"refused for the reason{'s' if len(answer.reasons) > 1 else ''} above{way}", style="bold"))
 
 
-def _metrics(metrics: Sequence[Metric]) -> Table:
-    # Numbers are never cut: narrow enough for 80 columns, and not cropped below.
+WIDE = 100  # columns from which there is room for what these runs could have shown
+
+
+def _metrics(metrics: Sequence[Metric], primary: str, *, wide: bool) -> Table:
+    # Numbers are never cut: narrow enough for 80 columns, and not cropped above.
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("metric", no_wrap=True)
-    for name in ("B to A", "interval", "p", "resolved", "seen from", "runs"):
+    for name in ("A", "B", "B to A", "interval", "p"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for name in ("seen from", "runs") if wide else ():
         table.add_column(name, justify="right", no_wrap=True)
     for row in metrics:
         interval = f"{_change(row.low)} … {_change(row.high)}" if row.low is not None else "–"
+        more = (_percent(row.smallest_resolvable), str(row.runs_needed or "–")) if wide else ()
         table.add_row(
             row.metric,
+            _median(row.a),
+            _median(row.b),
             _change(row.ratio),
             interval,
             "–" if row.p is None else f"{row.p:.3g}",
-            "yes" if row.resolved else "no",
-            _percent(row.smallest_resolvable),
-            str(row.runs_needed or "–"),
+            "*" if row.resolved else "",
+            *more,
+            style="bold" if row.metric == primary else None,
         )
     return table
+
+
+def _median(values: Sequence[float]) -> str:
+    return f"{median(values):.4g}" if values else "–"
+
+
+def _legend(answer: Answer, *, wide: bool) -> list[str]:
+    """What the columns are. The methods are in compare/statistics.py."""
+    several = max(answer.n) > 1
+    lines = ["A and B: medians of the runs; B to A: of geometric means" if several else "A and B: of the one run each"]
+    if answer.design == "within-run":
+        lines.append("interval: 95 %, over the tokens of these runs, which are no replicates: there is no p")
+        return lines
+    what = "pairs" if answer.design == "paired" else "runs"
+    others = sum(row.p is not None and row.metric != answer.primary for row in answer.metrics)
+    more = f", the other {others} corrected together, {answer.primary} not" if others > 1 else ""
+    lines.append(f"interval: 95 %, over {what}; p: permutation of {what}{more}; * resolved")
+    if wide:
+        lines.append(
+            "seen from: the least difference these runs would have shown in 4 of 5 tries; runs: how many would"
+        )
+    return lines
+
+
+def _every_run(out: Console, answer: Answer) -> None:
+    """The primary metric of every run: what the medians are made of."""
+    row = answer.answered_by
+    if row is None or max(len(row.a), len(row.b)) < 2:
+        return
+    for name, values in (("A", row.a), ("B", row.b)):
+        shown = " ".join(f"{value:.4g}" for value in values[:SHOWN])
+        rest = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
+        spread = f"{min(values):.4g} to {max(values):.4g}" if values else "–"
+        out.print(Text(f"{row.metric} of {name}, {spread}: {shown}{rest}"))
+
+
+SHOWN = 24  # runs whose own number is printed
 
 
 def show_matrix(answers: Sequence[Answer]) -> None:
@@ -93,13 +148,13 @@ def show_matrix(answers: Sequence[Answer]) -> None:
             "–" if corrected is None else f"{corrected:.3g}",
             "yes" if answer.extra.get("resolved_corrected") else "no",
         )
-    Console().print(table)
+    console().print(table)
 
 
 def show_sandwich(result: Mapping[str, Any]) -> None:
     """Settings inside one run, with other windows below."""
-    console = Console()
-    console.print(Text(f"run {result['run'][:12]} by {escape(str(result['by']))}: {result['label']}", style="bold"))
+    out = console()
+    out.print(Text(f"run {result['run'][:12]} by {escape(str(result['by']))}: {result['label']}", style="bold"))
     table = Table("A", "B", box=None, pad_edge=False)
     for name in ("cold", "carry", "sandwiches", "B to A", "interval", "p", "resolved"):
         table.add_column(name, justify="right")
@@ -117,4 +172,4 @@ def show_sandwich(result: Mapping[str, Any]) -> None:
                 "–" if row.get("p") is None else f"{row['p']:.3g}",
                 "yes" if row.get("resolved") else "no",
             )
-    console.print(table)
+    out.print(table)
