@@ -31,7 +31,7 @@ venv: $(VENV)/.ready  ## the virtual environment with everything for the host an
 demo: $(VENV)/.ready  ## one benchmark end to end on this machine, stored and shown
 	@$(BIN)/bmoe demo
 
-test: $(VENV)/.ready  ## the tests, with real adb, adbd, PostgreSQL and Chromium where this machine can have them
+test: $(VENV)/.ready  ## the tests, with real adb, adbd and PostgreSQL where this machine can have them
 	@tests/setup/debian.sh services
 	$(BIN)/python -m pytest -n $(JOBS) -m 'not slow and not serial and not spark'
 	$(BIN)/python -m pytest -m 'serial and not slow and not spark'

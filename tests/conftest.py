@@ -25,7 +25,7 @@ else:
     hypothesis.settings.load_profile(os.environ.get("BMOE_EXAMPLES", "same"))
 
 HERE = Path(__file__).resolve().parent
-REAL_PROCESSES = {"integration", "e2e", "faults", "browser"}
+REAL_PROCESSES = {"integration", "e2e", "faults"}
 HOST_IS_HERE = find_spec("typer") is not None and find_spec("sqlalchemy") is not None
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Puts on a Debian machine what make needs beyond Python. One argument:
 #   venv        python3-venv
-#   services    adb, a real adbd (unpacked beside the repository, not installed), PostgreSQL, Chromium, iproute2, the shells of phones
+#   services    adb, a real adbd (unpacked beside the repository, not installed), PostgreSQL, iproute2, the shells of phones
 #   java        a Java runtime for Spark
 #   `shellcheck`  installs it, then runs it over every *.sh here
 # Without root or elsewhere than on Debian it says what is missing and why, and ends with 0: the tests that need
@@ -33,7 +33,7 @@ install() {  # packages
 }
 
 if [[ ! -r /etc/debian_version ]] || ! command -v apt-get >/dev/null; then
-    say "not Debian: nothing installed; what needs adb, adbd, PostgreSQL or Chromium is skipped unless it is there"
+    say "not Debian: nothing installed; what needs adb, adbd or PostgreSQL is skipped unless it is there"
     if [[ ${1:-} != shellcheck ]] || ! command -v shellcheck >/dev/null; then exit 0; fi
 fi
 
@@ -48,7 +48,6 @@ services)
     flock 9
     install adb iproute2 postgresql mksh busybox toybox
     # PostgreSQL's package starts a cluster of its own on some machines; the tests never use it
-    if ! command -v chromium >/dev/null && [[ -z ${BMOE_NO_CHROMIUM:-} ]]; then install chromium; fi
     if [[ ! -x $cache/debian/adbd.sh ]]; then
         "$root/tests/setup/unpack.sh" trixie "$cache/debian/tree" adbd ||
             { say "adbd could not be had; tests with real phones are skipped"; exit 0; }
