@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from bmoe_collector.cli import main
 from bmoe_collector.common import UserError
 from bmoe_collector.traces.join import with_metrics
 from bmoe_collector.traces.keep import keep
 from bmoe_collector.traces.read import Selection, open_trace
-from bmoe_collector.traces.views import VIEWS
+from bmoe_collector.traces.views import ABOUT, VIEWS
 
 ROUTE = """# route_trace v1
 # model=/models/My Model.gguf arch=qwen3moe n_layer=2 n_expert=8 n_expert_used=2
@@ -103,7 +104,7 @@ def test_duplicates_and_unattributed_rows_are_found(tmp_path):
     [
         ("hello\nworld\n", None, "not a decode trace"),
         ("", None, "not a decode trace"),
-        (IO, "route", "is a io trace"),
+        (IO, "route", "is an I/O trace, not a route trace"),
         ("# bmoe_metrics v2\nstep,steps,wall_ms\n1,2,3\n", None, "not a decode trace"),
         (ROUTE.encode("utf-16"), None, "UTF-16"),
     ],
@@ -172,3 +173,28 @@ def test_metrics_meet_a_turn_at_its_first_decode_step(tmp_path):
         (1, 6, 2, 21.0),
     ]
     assert view.facts == {"steps": 3, "steps_without_metrics": 0, "metrics_without_steps": 1}
+
+
+def test_every_view_says_what_it_shows():
+    assert {kind: list(told) for kind, told in ABOUT.items()} == {kind: list(views) for kind, views in VIEWS.items()}
+
+
+def bmoe(capsys, *words, code=0):
+    assert main(["trace", *map(str, words)]) == code
+    return capsys.readouterr()
+
+
+def test_the_terminal_says_what_the_numbers_are_and_when_there_are_none(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    file = write(tmp_path, ROUTE)
+    for view, about in ABOUT["route"].items():
+        assert bmoe(capsys, "route", file, "--view", view).out.startswith(about)
+    outside = "nothing of the trace is in this selection; it has turn 0 to 1, layer"
+    assert outside in bmoe(capsys, "route", file, "--layers", "90-99").err
+    assert outside in json.loads(bmoe(capsys, "route", file, "--turn", "7", "--json").out)["notes"][-1]
+    assert "selection" not in bmoe(capsys, "route", file).err
+
+
+def test_a_folder_names_the_traces_in_it(tmp_path, capsys):
+    file = write(tmp_path, ROUTE)
+    assert f"is a folder; name the trace in it: {file.name}" in bmoe(capsys, "route", tmp_path, code=2).err

@@ -6,12 +6,13 @@ In: a trace file, or a run whose trace is in the artifact store. Out: a table, o
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bmoe_collector.common import DbOption, JsonOption, UserError, emit, open_db, say
+from bmoe_collector.common import DbOption, JsonOption, UserError, counted, emit, open_db, say
 
 if TYPE_CHECKING:
     from bmoe_collector.traces.read import Selection, Trace, View
@@ -118,7 +119,7 @@ def _answer(
     db: str | None,
     budgets: tuple[float, ...] = (),
 ) -> None:
-    from bmoe_collector.traces.views import VIEWS
+    from bmoe_collector.traces.views import ABOUT, VIEWS
 
     if view not in VIEWS[kind]:
         raise UserError(f"no view `{view}` of a {kind} trace: choose one of {', '.join(VIEWS[kind])}")
@@ -135,10 +136,31 @@ def _answer(
         found = curve(trace, chosen, budgets, own_mib=own_mib)
     else:
         found = VIEWS[kind][view](trace, chosen)
+    if not len(found.rows) and (outside := _nothing_chosen(trace, chosen)):
+        found = replace(found, notes=(*found.notes, outside))
     if json:
         emit(found.to_json())
     else:
-        _show(found, rows)
+        _show(found, rows, ABOUT[kind][view] if columns is None else "")
+
+
+def _nothing_chosen(trace: Trace, chosen: Selection) -> str:
+    """What there is, where the selection holds nothing of it; else nothing."""
+    import polars as pl
+
+    if trace.rows(chosen, "step").head(1).collect().height:
+        return ""
+    ends = [
+        end for name in ("turn", "layer", "step") for end in (pl.col(name).min(), pl.col(name).max().alias(f"{name}_"))
+    ]
+    row = trace.frame.select(ends).collect().row(0)
+    if row[0] is None:
+        return "the trace has no rows"
+    told = ", ".join(
+        f"{name} {low} to {high}"
+        for name, low, high in zip(("turn", "layer", "step"), row[::2], row[1::2], strict=True)
+    )
+    return f"nothing of the trace is in this selection; it has {told}"
 
 
 def _open(
@@ -148,6 +170,9 @@ def _open(
     from bmoe_collector.traces.read import open_trace
 
     path = Path(subject)
+    if path.is_dir():
+        inside = sorted(each.name for each in path.iterdir() if each.suffix in {".csv", ".parquet"})
+        raise UserError(f"{path}: is a folder; name the trace in it: {', '.join(inside[:8]) or 'there is none'}")
     columns: dict[str, list[Any]] | None = _file_columns(metrics) if metrics is not None else None
     if path.exists() and path.is_file():
         if joins and columns is None:
@@ -206,12 +231,15 @@ def _budgets(text: str | None) -> tuple[float, ...]:
     return found
 
 
-def _show(view: View, limit: int) -> None:
-    from rich.console import Console
+def _show(view: View, limit: int, about: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    from bmoe_collector.show.console import console as made
+
+    console = made()
+    if about:
+        console.print(Text(about, style="dim"))
     for name, value in view.facts.items():
         console.print(Text(f"{name:<24} {_cell(value)}"))
     shown = view.rows if limit <= 0 else view.rows[:limit]
@@ -229,7 +257,7 @@ def _show(view: View, limit: int) -> None:
             table.add_row(*map(Text, row))
         console.print(table, width=max(console.width, needed), crop=False)
     if len(view.rows) > len(shown):
-        say(f"{len(view.rows) - len(shown)} more rows: --rows 0 prints all, --json has them")
+        say(f"{counted(len(view.rows) - len(shown), 'more row')}: --rows 0 prints all, --json has them")
     for note in view.notes:
         say(f"note: {note}")
 

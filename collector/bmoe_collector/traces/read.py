@@ -245,7 +245,8 @@ def open_trace(path: str | Path, kind: str | None = None) -> Trace:
 
 def _checked(trace: Trace, kind: str | None, file: Path) -> Trace:
     if kind is not None and trace.kind != kind:
-        raise UserError(f"{file}: is a {trace.kind} trace, not a {kind} trace: use `bmoe trace {trace.kind} {file}`")
+        named = {"route": "a route trace", "compute": "a compute trace", "io": "an I/O trace"}
+        raise UserError(f"{file}: is {named[trace.kind]}, not {named[kind]}: use `bmoe trace {trace.kind} {file}`")
     return trace
 
 
