@@ -17,9 +17,10 @@ import typer
 from bmoe_collector.commands.pairing import reach_for
 from bmoe_collector.common import DbOption, JsonOption, UserError, counted, emit, open_db, open_ingestor, say
 from bmoe_collector.fleet import logs, metrics, names
-from bmoe_collector.fleet.collector import Collector
+from bmoe_collector.fleet.collector import Collector, given_up
 from bmoe_collector.fleet.drainer import Timers
 from bmoe_collector.host import HostHome
+from bmoe_collector.reach.states import ADVICE
 
 
 def register(app: typer.Typer) -> None:
@@ -74,16 +75,22 @@ def collect(
             if server is not None:
                 server.shutdown()
                 server.server_close()
-    phones = [phone.as_dict() for phone in collector.board.all()]
+    phones = collector.board.all()
     store.close()
     if json:
-        emit({"phones": phones})
-        return
-    for phone in collector.board.all():
+        emit({"phones": [phone.as_dict() for phone in phones]})
+    for phone in phones if not json else ():
         ended = counted(phone.runs_ended, "run")
         say(f"{phone.name or phone.uuid[:12]}: {phone.state}, {phone.bytes:,} bytes, {ended} ended")
     if until is not None and paired and not phones:
         say("no paired phone was in reach: `bmoe devices` says why")
+    failed = [phone for phone in phones if until is not None and given_up(phone)]
+    for phone in failed:
+        say(
+            f"{phone.name or phone.uuid[:12]} was not drained: {phone.detail or phone.state}; {ADVICE.get(phone.state, '')}"
+        )
+    if failed:
+        raise typer.Exit(3)
 
 
 @contextlib.contextmanager

@@ -42,7 +42,12 @@ def _settled(phone: PhoneNow) -> bool:
         return phone.drained
     if phone.state == "held":
         return phone.held_alive
-    return (phone.state in AWAY and not phone.failures) or phone.failures >= PATIENCE
+    return (phone.state in AWAY and not phone.failures) or given_up(phone)
+
+
+def given_up(phone: PhoneNow) -> bool:
+    """Whether it failed so often in a row that nobody waits for it who waits for an end."""
+    return phone.failures >= PATIENCE
 
 
 class Collector:

@@ -23,18 +23,21 @@ from bmoe_proto import calls
 from bmoe_proto.v1 import telemetry_pb2 as pb
 from sqlalchemy import Connection
 
-from bmoe_collector.common import BmoeError
+from bmoe_collector.fleet import trouble
 from bmoe_collector.fleet.files import FileFetcher
 from bmoe_collector.fleet.phone import AWAY, PhoneBoard
-from bmoe_collector.ingest.ingestor import IngestError, Ingestor
+from bmoe_collector.fleet.trouble import LeaseLostError
+from bmoe_collector.ingest.ingestor import Ingestor
 from bmoe_collector.probe.prepare import announce
 from bmoe_collector.probe.watcher import Watcher
 from bmoe_collector.reach.routes import Reach, Sighting
-from bmoe_collector.reach.states import ClockSeen, state_of, storage_problem
+from bmoe_collector.reach.states import ClockSeen, storage_problem
 from bmoe_collector.store import leases
-from bmoe_collector.store.engine import Store
+from bmoe_collector.store.engine import Store, first_line
 
 LOG = logging.getLogger("bmoe.fleet")
+LEASE_PATIENCE = 3
+"""Attempts at a lease, some seconds apart, that count as one failure: a database that is restarted is back by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,8 @@ class Drainer(threading.Thread):
         self._busy = False  # committing: silence is ours, not the phone's
         self._silent = False
         self._told = ("", "")  # the trouble logged last
+        self._own_failures = 0  # of this host, in a row: a phone that answers does not mend them
+        self._lease_failures = 0
         self._may_acknowledge = False
         self._clock: ClockSeen | None = None
         self._probe: Watcher | None = None
@@ -268,6 +273,7 @@ class Drainer(threading.Thread):
                 self._busy = True
                 try:
                     self._handle(client, reply, requests)
+                    self._own_failures = 0
                 finally:
                     self._heard = time.monotonic()
                     self._busy = False
@@ -330,10 +336,11 @@ class Drainer(threading.Thread):
         if self._stopped.is_set():
             return
         if self._silent:
-            state, detail = "frozen", f"nothing heard for {self._timers.silence_s:g} s"
+            state, detail, fault = "frozen", f"nothing heard for {self._timers.silence_s:g} s", False
         else:
-            state, detail = state_of(error)
+            state, detail, fault = trouble.told(error)
         before = self._board.get(self.uuid)
+        self._own_failures += state in trouble.OUR_OWN
         self._board.update(
             self.uuid,
             where=route.where,
@@ -341,15 +348,14 @@ class Drainer(threading.Thread):
             detail=detail,
             drained=False,
             reconnects=before.reconnects + 1,
-            failures=before.failures + 1,
+            failures=max(before.failures + 1, self._own_failures),
         )
         if (state, detail) != self._told:
             self._told = (state, detail)
-            known = isinstance(error, BmoeError | calls.CallError | LeaseLostError | IngestError)
             LOG.warning(
                 "lost",
                 extra={"phone": self.uuid.hex(), "where": route.where, "state": state, "detail": detail},
-                exc_info=None if known else error,
+                exc_info=error if fault else None,
             )
 
     def _clock_problem(self, pair: pb.ClockPair) -> list[str]:
@@ -371,9 +377,15 @@ class Drainer(threading.Thread):
             lease = leases.acquire(self._store, f"phone:{self.uuid.hex()}", self._holder, self._timers.lease_s)
         except Exception as error:
             # the database may be away for a while; without a lease nothing is drained
-            self._board.update(self.uuid, state="database", detail=str(error))
-            LOG.warning("database", extra={"phone": self.uuid.hex(), "detail": str(error)})
+            said = first_line(error)
+            self._lease_failures += 1
+            failures = self._lease_failures // LEASE_PATIENCE
+            self._board.update(self.uuid, state="database", detail=said, drained=False, failures=failures)
+            if ("database", said) != self._told:
+                self._told = ("database", said)
+                LOG.warning("database", extra={"phone": self.uuid.hex(), "detail": said})
             return self._still_ours()
+        self._lease_failures = 0
         self._lease = lease
         if lease is None:
             held = leases.holder_of(self._store, f"phone:{self.uuid.hex()}")
@@ -412,7 +424,3 @@ class Drainer(threading.Thread):
         client = self._client
         if client is not None:
             client.close()
-
-
-class LeaseLostError(Exception):
-    """This host may not drain the phone any more."""

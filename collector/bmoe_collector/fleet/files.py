@@ -173,7 +173,13 @@ class FileFetcher:
         return None
 
     def _extend(self, client: calls.AgentClient, item: Wanted, path: Path, check: Callable[[], None]) -> None:
-        """Ask for what a part lacks."""
+        """Ask for what a part lacks. Raises OSError that names the part when it cannot be written."""
+        try:
+            self._write(client, item, path, check)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+
+    def _write(self, client: calls.AgentClient, item: Wanted, path: Path, check: Callable[[], None]) -> None:
         with path.open("ab") as file:
             if file.tell() > item.size:
                 file.truncate(0)

@@ -17,7 +17,8 @@ ADVICE = {
     "ready": "",
     "reachable": "",
     "new": "",
-    "database": "`bmoe db check`",
+    "database": "`bmoe db check`; what is not stored stays on the phone",
+    "host_storage": "make room or mend permissions on this host; what is not stored stays on the phone",
     "held": "another collector drains it",
     "away": "connect it, or switch adb over Wi-Fi on",
     "no_agent": "start the agent on the phone: `bmoe-agent serve`",
@@ -34,6 +35,7 @@ ADVICE = {
     "clock_jumped": "the phone's wall clock moved; times are placed by its boot clock",
     "storage_full": "drain the phone, or free space on it",
     "adb": "check `adb devices`",
+    "trouble": "the log of `bmoe collect` has the whole story",
 }
 
 LOW_FREE_BYTES = 256 << 20
@@ -74,7 +76,7 @@ def state_of(error: Exception) -> tuple[str, str]:
     for kind, state in table:
         if isinstance(error, kind):
             return state, str(error)
-    return "adb", f"{type(error).__name__}: {error}"
+    return "trouble", f"{type(error).__name__}: {error}"
 
 
 def storage_problem(status: pb.StatusReply) -> str:
