@@ -108,3 +108,19 @@ def test_an_unknown_run_names_the_nearest(bmoe, captures):
     assert out == ""
     assert run in err
     bmoe("show", "nonsense", code=2)
+
+
+def test_a_run_that_never_generated_is_no_page_of_dashes(bmoe, captures):
+    run = stored(bmoe, captures, "error-cache-band")["run"]["id"]
+    out, _ = bmoe("show", run)
+    assert "not measured: speed, where the time goes, memory, cache and flash, phone" in out
+    assert "config error: moe.cache_mb=500" in out
+    assert "tok/s" not in out
+    assert "files of" in out  # an import's time is its files', not a start
+
+
+def test_bars_that_pass_the_whole_say_so(bmoe, captures):
+    out, _ = bmoe("show", stored(bmoe, captures, "oneshot-killed")["run"]["id"])
+    assert "together up to 134 %, and not rescaled" in out
+    out, _ = bmoe("show", stored(bmoe, captures, "oneshot-mmap")["run"]["id"])
+    assert "together" not in out

@@ -117,10 +117,11 @@ def test_a_simulated_run_says_so_before_anything_else():
 
 def test_what_nobody_measured_is_a_dash_and_never_zero():
     text = shown(RunRecord(run=run(argv=[], n_tokens=0, outcome="lost", exit_code=None, exit_observed=False)))
-    assert re.search(r"– tok/s +effective – tok/s", text)
+    assert "not measured: configuration, speed, where the time goes, memory, cache and flash, phone" in text
     assert "exit not observed" in text
     numbers = re.findall(r"\b0(?:\.0+)? (?:tok/s|ms|MiB|%)", text)
     assert numbers == []
+    assert re.search(r"rerouted +–", shown(clean()))  # among values that were, it is a dash
 
 
 def test_a_session_is_shown_turn_by_turn():

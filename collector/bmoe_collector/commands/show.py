@@ -80,16 +80,10 @@ def show_in_terminal(
     record: RunRecord, derived: Derived, verdicts: list[Verdict], *, tokens: bool = False, text: bool = False
 ) -> None:
     """Print a run for eyes."""
-    import os
-    import sys
-
-    from rich.console import Console
-
+    from bmoe_collector.show.console import console as made
     from bmoe_collector.show.view import render
 
-    # A pipe has no width of its own.
-    wide = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 120
-    console = Console(highlight=False, width=wide)
+    console = made()
     render(console, record, derived, verdicts, whole_text=text)
     if tokens:
         from bmoe_collector.show.tokens import token_table

@@ -51,7 +51,10 @@ RUN_DOCS: Mapping[str, tuple[str, str]] = {
     "attempt": ("", "from 1"),
     "unmeasured": ("0|1", "warm-up, or discarded by protocol"),
     "session": ("0|1", "several prompts in one process"),
-    "started_wall_ns": ("ns", "start, since 1970, by the phone's wall clock"),
+    "started_wall_ns": (
+        "ns",
+        "start, since 1970, by the phone's wall clock; of an import when the newest of its files was written",
+    ),
     "ended_wall_ns": ("ns", "end, likewise"),
     "boot_id": ("", "the phone's boot"),
     "directory": ("", "on the phone, or the folder that was imported"),

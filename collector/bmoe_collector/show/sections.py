@@ -1,11 +1,12 @@
 """Sections of the terminal view, one function each: a record and what was derived in, something rich can print out.
 
-`width` is the terminal's: below 110 columns there are fewer things side by side, shorter curves and no remarks.
+`width` is the terminal's: below 110 columns there are fewer things side by side, shorter curves and no remarks. A section of which
+nothing was measured is None: a run that never generated is not a page of dashes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -20,12 +21,17 @@ from bmoe_collector.record import RunRecord
 from bmoe_collector.show import words
 from bmoe_collector.show.safe import clip, escape
 
-Pairs = Iterable[tuple[str, str]]
+Pairs = Sequence[tuple[str, str]]
 WIDE = 110
 
 
 def _section(title: str, *body: RenderableType) -> RenderableType:
     return Group(Text(f"\n{title}", style="bold"), *body)
+
+
+def _nothing(pairs: Pairs) -> bool:
+    """Whether no value of these was measured."""
+    return all(value == words.NOTHING for _, value in pairs)
 
 
 def _grid(pairs: Pairs, columns: int = 2) -> Table:
@@ -42,7 +48,7 @@ def _grid(pairs: Pairs, columns: int = 2) -> Table:
     return table
 
 
-def configuration(record: RunRecord, derived: Derived, width: int) -> RenderableType:
+def configuration(record: RunRecord, derived: Derived, width: int) -> RenderableType | None:
     """What ran: resolved values, and the argv."""
     config = derived.config
     cache = words.NOTHING
@@ -69,9 +75,11 @@ def configuration(record: RunRecord, derived: Derived, width: int) -> Renderable
         ("speculation", config.spec or words.NOTHING),
         ("temperature", "greedy" if config.temp == 0 else words.significant(config.temp)),
         ("context", words.number(config.n_ctx, 0)),
-        ("stall_ms means", derived.stall_meaning or "not known for this build"),
     ]
     argv = record.run.get("argv") or ()
+    if _nothing(pairs) and not argv and not derived.unmeasured:
+        return None
+    pairs.append(("stall_ms means", derived.stall_meaning or "not known for this build"))
     body: list[RenderableType] = [_grid(pairs, 3 if width >= WIDE else 2)]
     if argv:
         body.append(Text(clip(" ".join(_quoted(str(part)) for part in argv), 400), style="dim"))
@@ -84,7 +92,7 @@ def _quoted(part: str) -> str:
     return f'"{part}"' if " " in part or not part else part
 
 
-def speed(derived: Derived, width: int) -> RenderableType:
+def speed(derived: Derived, width: int) -> RenderableType | None:
     """Headline with the effective rate beside it, TTFT, prefill, and how tokens were spread."""
     one = derived.speed
     first = derived.turns[0].prefill if derived.turns else None
@@ -120,8 +128,10 @@ def speed(derived: Derived, width: int) -> RenderableType:
     if steady.found:
         begin = f"after {steady.warmup_tokens} tokens" if steady.warmup_tokens else "from the first token"
         pairs.append(("steady state", f"{words.significant(steady.steady_tok_s)} tok/s {begin}"))
-    body.append(_grid(pairs))
     spread = one.token_ms
+    if one.tok_s is None and spread is None and _nothing(pairs):
+        return None
+    body.append(_grid(pairs))
     if spread is not None:
         names = ("mean", "median", "p5", "p95", "min", "max")
         line = "  ".join(f"{name} {words.significant(getattr(spread, name))}" for name in names)
@@ -143,12 +153,18 @@ _PARTS = (
 )
 
 
-def time_bars(derived: Derived, width: int) -> RenderableType:
+def time_bars(derived: Derived, width: int) -> RenderableType | None:
     """The four bars of a token and, where the engine tells, of the prompt. Not rescaled: they may pass the whole."""
-    body: list[RenderableType] = [_bars(derived.bars, "a token", width)]
     prompt = derived.turns[0].prefill_bars if derived.turns else None
+    if derived.bars.wall_s is None and (prompt is None or prompt.cpu_s is None):
+        return None
+    body: list[RenderableType] = [_bars(derived.bars, "a token", width)]
     if prompt is not None and prompt.cpu_s is not None:
         body.append(_bars(prompt, "the prompt", width))
+    if past := [bars for bars in (derived.bars, prompt) if bars is not None and (whole_of(bars) or 0) > 1.005]:
+        most = words.share(max(whole_of(bars) or 0 for bars in past), 0)
+        said = f"together up to {most}, and not rescaled: CPU counts I/O lanes and other threads of the process too"
+        body.append(Text(said, style="dim"))
     parts = [("drain", "drain"), ("ra_issue", "ra_issue"), ("ra_wd", "ra_wd")]
     named = [f"{name} {words.seconds(derived.terms[key])}" for name, key in parts if derived.terms.get(key)]
     residual = derived.terms.get("compute")
@@ -158,6 +174,12 @@ def time_bars(derived: Derived, width: int) -> RenderableType:
     if derived.terms.get("adopt"):
         body.append(Text(f"adopt {words.seconds(derived.terms['adopt'])} a token, inside cache mgmt", style="dim"))
     return _section("Where the time goes", *body)
+
+
+def whole_of(parts: Bars) -> float | None:
+    """The measured bars together, as a share of the wall time they are of."""
+    values = [getattr(parts, field) for _, field, _ in _PARTS]
+    return sum(value for value in values if value is not None) / parts.wall_s if parts.wall_s else None
 
 
 def _bars(parts: Bars, of: str, width: int) -> Table:
@@ -212,7 +234,7 @@ def turns(derived: Derived) -> RenderableType | None:
     return _section("Turns", table)
 
 
-def memory(record: RunRecord, derived: Derived, width: int) -> RenderableType:
+def memory(record: RunRecord, derived: Derived, width: int) -> RenderableType | None:
     """Curves, and how much of the model is in memory."""
     body: list[RenderableType] = []
     curves = Table.grid(padding=(0, 2))
@@ -239,6 +261,8 @@ def memory(record: RunRecord, derived: Derived, width: int) -> RenderableType:
         )
     body.append(curves)
     looks = [(part, last_look(record.residency, part)) for part in ("whole", "dense", "expert")]
+    if not derived.curves and not any(look for _, look in looks):
+        return None
     for part, look in looks:
         if look is None:
             continue
@@ -254,7 +278,7 @@ def memory(record: RunRecord, derived: Derived, width: int) -> RenderableType:
     return _section("Memory", *body)
 
 
-def cache(derived: Derived, width: int) -> RenderableType:
+def cache(derived: Derived, width: int) -> RenderableType | None:
     """Hit rate with what moves it, counters, and flash bytes chosen against those the kernel forced."""
     one = derived.cache
     useful = None if not one.prefetched_experts else (one.prefetched_useful or 0) / one.prefetched_experts
@@ -272,19 +296,25 @@ def cache(derived: Derived, width: int) -> RenderableType:
         ("faulted", words.significant(one.faulted_mib_tok, "MiB a token")),
         ("major faults", words.number(one.majflt_tok, 2, "a token")),
     ]
+    rates = {"dropped", "substituted", "rerouted"}  # of what was routed: 0 by the settings alone
+    if _nothing([pair for pair in pairs if pair[0] not in rates]):
+        return None
     if one.prefetched_experts:
         pairs.append(("prefetch useful", words.share(useful)))
     return _section("Cache and flash", _grid(pairs, 3 if width >= WIDE else 2))
 
 
-def phone(record: RunRecord, derived: Derived) -> RenderableType:
+def phone(record: RunRecord, derived: Derived) -> RenderableType | None:
     """The phone before and after, and what the gates saw."""
     table = Table(box=None, padding=(0, 1), header_style="dim")
     for name in ("", "entry", "exit"):
         table.add_column(name)
     before, after = derived.entry, derived.exit
 
+    seen: set[str] = set()
+
     def row(name: str, show: Any) -> None:
+        seen.update((show(before), show(after)))
         table.add_row(Text(name, style="dim"), Text(show(before)), Text(show(after)))
 
     row("CPU temperature", lambda state: words.number(state.cpu_temp_c, 1, "°C"))
@@ -294,6 +324,8 @@ def phone(record: RunRecord, derived: Derived) -> RenderableType:
     row("battery", _battery)
     row("awake", lambda state: escape(state.wakefulness) if state.wakefulness else words.yes(state.awake))
     row("allowed CPUs", lambda state: escape(state.cpus_allowed) if state.cpus_allowed else words.NOTHING)
+    if seen == {words.NOTHING} and not record.gates and not before.refused:
+        return None
     body: list[RenderableType] = [table]
     swapped = difference(after, before, lambda state: state.pswpin)
     if swapped is not None:

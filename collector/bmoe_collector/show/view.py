@@ -32,21 +32,24 @@ def render(
 ) -> None:
     """Print the run."""
     width = console.width
-    for part in (
-        _head(record),
-        _verdicts(verdicts),
-        configuration(record, derived, width),
-        speed(derived, width),
-        time_bars(derived, width),
-        turns(derived) if derived.config.session or len(record.turns) > 1 else None,
-        memory(record, derived, width),
-        cache(derived, width),
-        phone(record, derived),
-        _text(record, whole=whole_text),
-        record_itself(record),
-    ):
+    sections: tuple[tuple[str, RenderableType | None], ...] = (
+        ("", _head(record)),
+        ("", _verdicts(verdicts)),
+        ("configuration", configuration(record, derived, width)),
+        ("speed", speed(derived, width)),
+        ("where the time goes", time_bars(derived, width)),
+        ("", turns(derived) if derived.config.session or len(record.turns) > 1 else None),
+        ("memory", memory(record, derived, width)),
+        ("cache and flash", cache(derived, width)),
+        ("phone", phone(record, derived)),
+        ("", _text(record, whole=whole_text)),
+        ("", record_itself(record)),
+    )
+    for _, part in sections:
         if part is not None:
             console.print(part)
+    if missing := [title for title, part in sections if title and part is None]:
+        console.print(Text(f"not measured: {', '.join(missing)}", style="dim"))
 
 
 def _head(record: RunRecord) -> RenderableType:
@@ -73,7 +76,7 @@ def _head(record: RunRecord) -> RenderableType:
         ("model", _model(record)),
         ("engine", _join(run.get("engine_name"), run.get("engine_version"), _short(run.get("engine_sha256")))),
         ("device", _join(run.get("device_name"), run.get("device_model"), _short(run.get("agent_uuid")))),
-        ("started", words.wall(run.get("started_wall_ns"))),
+        ("files of" if run.get("source") == "import" else "started", words.wall(run.get("started_wall_ns"))),
         ("plan", _plan(record)),
         ("labels", ", ".join(f"{escape(k)}={escape(v)}" for k, v in (run.get("labels") or {}).items())),
     ):
