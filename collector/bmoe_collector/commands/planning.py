@@ -187,7 +187,8 @@ def _conditions(plan: pb.Plan) -> list[str]:
         alike.setdefault("\n".join(lines), []).append(cell.name)
     said = []
     for lines_text, names in alike.items():
-        whose = "every cell" if len(names) == len(kinds) else ", ".join(names)
+        few = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        whose = "every cell" if len(names) == len(kinds) else few
         said += [f"{whose}: {line}" for line in lines_text.splitlines()]
     limits = [
         f"min_free_mib {value / 1048576:g}" if field.name == "min_free_bytes" else f"{field.name} {value:g}"
