@@ -153,7 +153,12 @@ def _init(arguments: argparse.Namespace) -> int:
         print(f"models  {directory}")
     if secret is not None:
         print(f"secret  {secret}")
-        print("The secret is shown this once. Give it to `bmoe pair` on the host.")
+        here = (
+            ""
+            if sys.platform == "android"
+            else f"; where this machine is the host: `bmoe pair local:{settings.socket}`"
+        )
+        print(f"The secret is shown this once. Give it to `bmoe pair` on the host{here}.")
     return DONE
 
 

@@ -67,6 +67,7 @@ def make_model(
         per_shard[min(filled * len(paths) // total, len(paths) - 1)].append(tensor)
         filled += tensor.size
     # Incompressible and not sparse: the file occupies what it says, and a read is a read.
+    os.makedirs(os.path.dirname(os.path.abspath(paths[0])), exist_ok=True)
     noise = random.Random(0xB0E).randbytes(_MIB)
     for number, (name, part) in enumerate(zip(paths, per_shard, strict=True)):
         own: dict[str, tuple[int, object]] = dict(keys) if number == 0 else {"general.architecture": (_STRING, arch)}

@@ -86,6 +86,18 @@ def test_no_such_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "is a directory" in out.err
 
 
+def test_a_file_that_is_no_stdout_is_answered_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "metrics.csv"
+    file.write_text("# bmoe_metrics v2\nstep,wall_ms\n1,2\n")
+    assert main(["events", str(file)]) == 0
+    out, err = capsys.readouterr()
+    assert [line["event"] for line in read(out)] == ["other", "other", "other"]
+    assert err == f"{file}: nothing here is of the engine's: every line is an `other`; is it the engine's stdout?\n"
+    file.write_bytes(DATA)
+    assert main(["events", str(file)]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_an_empty_file_has_no_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "empty").touch()
     assert main(["events", str(tmp_path / "empty")]) == 0

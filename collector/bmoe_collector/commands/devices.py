@@ -166,11 +166,11 @@ def _told(status: pb.StatusReply, hello: pb.HelloReply) -> dict[str, Any]:
 
 
 def _show(found: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from bmoe_collector.show import words
+    from bmoe_collector.show.console import console
     from bmoe_collector.show.safe import escape
 
     if not found:
@@ -189,4 +189,4 @@ def _show(found: list[dict[str, Any]]) -> None:
             line["advice"] or line["detail"],
         ]
         table.add_row(*(Text(escape(cell)) for cell in cells))
-    Console().print(table)
+    console().print(table)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json as json_module
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from bmoe_collector.common import DbOption, JsonOption, OutsideError, UserError, plain
+from bmoe_collector.common import DbOption, JsonOption, OutsideError, UserError, plain, say
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -40,10 +41,13 @@ def events(
     from bmoe_proto.contract.stdout import StdoutParser
 
     parser = StdoutParser()
+    kinds: Counter[str] = Counter()
     with _opened(file) as stream:
         while piece := _read(stream, file):
-            _print(parser.feed(piece))
-    _print(parser.close())
+            kinds.update(_print(parser.feed(piece)))
+    kinds.update(_print(parser.close()))
+    if set(kinds) == {"other"}:
+        say(f"{file}: nothing here is of the engine's: every line is an `other`; is it the engine's stdout?")
 
 
 def _opened(file: str) -> AbstractContextManager[BinaryIO]:
@@ -66,11 +70,13 @@ def _read(stream: BinaryIO, file: str) -> bytes:
         raise OutsideError(f"{file}: cannot be read: {error.strerror}") from None
 
 
-def _print(found: Iterable[Event]) -> None:
-    lines = [_line(event.to_json()) for event in found]
-    if lines:
-        sys.stdout.write("\n".join(lines) + "\n")
+def _print(found: Iterable[Event]) -> list[str]:
+    """Print events; their kinds."""
+    told = [event.to_json() for event in found]
+    if told:
+        sys.stdout.write("\n".join(map(_line, told)) + "\n")
         sys.stdout.flush()
+    return [str(one["event"]) for one in told]
 
 
 def _line(value: dict[str, Any]) -> str:

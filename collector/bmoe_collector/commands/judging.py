@@ -78,12 +78,12 @@ def _named(store: Store, words: Sequence[str]) -> list[str]:
 def _print(judged: Sequence[Judged], again: Sequence[dict[str, Any]]) -> None:
     from collections import Counter
 
-    from rich.console import Console
     from rich.table import Table
 
+    from bmoe_collector.show.console import console as made
     from bmoe_collector.show.safe import clip, escape
 
-    console = Console(highlight=False)
+    console = made()
     counts = Counter((verdict.severity, verdict.code) for one in judged for verdict in one.verdicts)
     table = Table(box=None, padding=(0, 1), header_style="dim")
     for name in ("severity", "verdict", "runs"):

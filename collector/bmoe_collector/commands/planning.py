@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bmoe_collector.common import EXIT_NO, DbOption, JsonOption, UserError, emit, open_db, say
+from bmoe_collector.common import EXIT_NO, DbOption, JsonOption, UserError, counted, emit, open_db, say
 
 if TYPE_CHECKING:
     from bmoe_proto.v1 import telemetry_pb2 as pb
@@ -170,6 +170,13 @@ def _kinds(plan: pb.Plan) -> list[pb.Cell]:
     return list(found.values())
 
 
+def _lasts(seconds: float) -> str:
+    """An estimate has no more digits than it deserves."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def _conditions(plan: pb.Plan) -> list[str]:
     """What is asked before, during and after cells, a line each; cells of which the same is asked share it."""
     kinds = _kinds(plan)
@@ -198,18 +205,15 @@ def _conditions(plan: pb.Plan) -> list[str]:
 
 
 def _show(plan: pb.Plan, found: Checked, runs: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from bmoe_collector.show.console import console as made
     from bmoe_collector.show.safe import escape
 
-    console = Console()
-    console.print(
-        Text(
-            f"{escape(plan.name)}: {found.facts['cells']} cells, {found.facts['runs']} runs, {plan.order}", style="bold"
-        )
-    )
+    console = made()
+    counts = f"{counted(len(_kinds(plan)), 'cell')}, {counted(len(plan.cells), 'run')}"
+    console.print(Text(f"{escape(plan.name)}: {counts}, {plan.order}", style="bold"))
     table = Table("cell", "what runs", show_edge=False)
     for cell in _kinds(plan):
         what = f"{len(cell.turns)} turns" if cell.turns else f"-p ({len(cell.prompt)} bytes) -n {cell.n_predict}"
@@ -228,7 +232,7 @@ def _show(plan: pb.Plan, found: Checked, runs: bool) -> None:
         console.print(Text(f"time: not known, {found.estimate_from}"))
     else:
         console.print(
-            Text(f"time: about {found.estimate_s / 60:.0f} min without waiting at gates, from {found.estimate_from}")
+            Text(f"time: about {_lasts(found.estimate_s)} without waiting at gates, from {found.estimate_from}")
         )
     for warning in found.warnings:
         console.print(Text(f"note: {escape(warning)}", style="yellow"))

@@ -43,10 +43,10 @@ def queue(
     if json:
         emit([{name: getattr(entry, name) for name in entry.__slots__} for entry in entries])
         return
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from bmoe_collector.show.console import console
     from bmoe_collector.show.safe import escape
 
     table = Table("plan", "name", "cells", "phone", "state", "why", box=None)
@@ -61,7 +61,7 @@ def queue(
             escape(entry.why),
         ]
         table.add_row(*map(Text, cells))
-    Console().print(table if entries else "nothing waits")
+    console().print(table if entries else "nothing waits")
 
 
 def cancel(

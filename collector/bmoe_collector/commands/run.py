@@ -222,10 +222,10 @@ def show(store: Store, outcome: dict[str, Any], db: str | None) -> None:
 
         showing.show(outcome["run"], db=db)
         return
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from bmoe_collector.show.console import console
     from bmoe_collector.show.safe import escape
 
     given = names.labels(store)
@@ -242,7 +242,7 @@ def show(store: Store, outcome: dict[str, Any], db: str | None) -> None:
             "–" if rate is None else f"{rate:.2f}",
         ]
         table.add_row(*(Text(escape(cell)) for cell in cells))
-    Console().print(table)
+    console().print(table)
 
 
 def _load(given: list[str]) -> pb.Plan:

@@ -7,7 +7,6 @@ does not answer is shown with its state and the last that was known.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 import time
@@ -187,10 +186,9 @@ def _table(phones: list[dict[str, Any]]) -> Any:
 
 
 def _print(phones: list[dict[str, Any]]) -> None:
-    from rich.console import Console
+    from bmoe_collector.show.console import console
 
-    wide = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 160  # a pipe has no width of its own
-    Console(width=wide).print(_table(phones))
+    console().print(_table(phones))
     sys.stdout.flush()
 
 
