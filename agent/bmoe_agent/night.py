@@ -27,7 +27,7 @@ from bmoe_agent.runner import record_unrun, run_attempt
 from bmoe_agent.runner_live import AgentStopping, Ended, Live, log
 from bmoe_agent.spool import RunSummary, SpoolError
 from bmoe_agent.taking import problems, warnings
-from bmoe_agent.todo import LIMIT_CAUSE, elapsed_s, next_attempt, next_cell, stops
+from bmoe_agent.todo import UNRUN_CAUSES, elapsed_s, next_attempt, next_cell, stops
 from bmoe_agent.wakelock import WakeLock
 
 TROUBLE_PAUSE_S = 15.0
@@ -227,8 +227,7 @@ class Night:
 
     def _after(self, item: Queued, ended: Ended) -> None:
         if ended.gate_policy == "abort":
-            with self._lock:
-                self._mark(item, "stopped", f"{ended.cause} gave up and its policy is abort")
+            self._stop(item, f"{ended.cause} gave up and its policy is abort", UNRUN_CAUSES[1])
 
     def _next(self) -> tuple[Queued, pb.Cell, int] | None:
         runs = self._context.spool.summaries()
@@ -256,15 +255,16 @@ class Night:
         """Whether the plan may go on. What a limit leaves unrun is on record, cell by cell, with the reason."""
         why = self._limit_reached(item)
         if why:
-            self._stop_at_limit(item, why)
+            self._stop(item, why, UNRUN_CAUSES[0])
         return not why
 
-    def _stop_at_limit(self, item: Queued, why: str) -> None:
+    def _stop(self, item: Queued, why: str, cause: str) -> None:
+        """End a plan; the cells it leaves unrun get a run each that says why."""
         try:
             while not item.state and (todo := next_cell(item.plan, self._context.spool.summaries())) is not None:
-                record_unrun(self._context, item.plan, *todo, limit=why)
+                record_unrun(self._context, item.plan, *todo, gate=cause.removeprefix("gate:"), why=why)
         except (OSError, SpoolError):
-            log.exception("plan %s: what its limit left unrun cannot be put on record", item.plan.plan_id)
+            log.exception("plan %s: what is left unrun cannot be put on record", item.plan.plan_id)
         with self._lock:
             if not item.state:
                 self._mark(item, "stopped", why)
@@ -274,11 +274,10 @@ class Night:
         runs = self._context.spool.summaries()
         for item in [item for item in self._plans if not item.state]:
             causes = stops(item.plan, runs)
-            if LIMIT_CAUSE in causes:
-                self._stop_at_limit(item, "a limit of the plan was reached before the agent was started again")
+            if UNRUN_CAUSES[0] in causes:
+                self._stop(item, "a limit of the plan was reached before the agent was started again", UNRUN_CAUSES[0])
             elif causes:
-                with self._lock:
-                    self._mark(item, "stopped", f"{causes[0]} gave up and its policy is abort")
+                self._stop(item, "a gate whose policy is abort had given up", UNRUN_CAUSES[1])
 
     def _limit_reached(self, item: Queued) -> str:
         limits = item.plan.limits

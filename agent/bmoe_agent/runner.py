@@ -100,12 +100,12 @@ def abort_unwatched(live: Live) -> None:
         live.writer.seal()
 
 
-def record_unrun(context: Context, plan: pb.Plan, cell: pb.Cell, attempt: int, *, limit: str) -> Ended:
-    """Put a cell on record that a limit of its plan keeps from running: every cell of a plan has a run."""
+def record_unrun(context: Context, plan: pb.Plan, cell: pb.Cell, attempt: int, *, gate: str, why: str) -> Ended:
+    """Put a cell on record that the end of its plan keeps from running (`gate` is "limit" or "abort"): every cell has a run."""
     live = _open(context, plan, cell, attempt, lambda: "")
     try:
         live.writer.append("run_started", _run_started(live, plan), context.clock.boot_ns())
-        live.gate = pb.GateReport(gate="limit", asked=limit, state="gave_up", policy="skip")
+        live.gate = pb.GateReport(gate=gate, asked=why, state="gave_up", policy="skip")
         live.writer.append("gate", live.gate, context.clock.boot_ns())
         return runner_close.close(live)
     finally:

@@ -11,6 +11,7 @@ import os
 import signal
 from pathlib import Path
 
+from bmoe_proto import gates
 from bmoe_proto.asking import ARTIFACTS
 from bmoe_proto.outcome import EndFacts, Outcome, decide
 from bmoe_proto.v1 import telemetry_pb2 as pb
@@ -103,7 +104,7 @@ def end_facts(live: Live) -> EndFacts:
         watchdog=live.watchdog.rule if live.watchdog is not None else "",
         watchdog_detail=_watchdog_detail(live.watchdog),
         gate=live.gate.gate if live.gate is not None else "",
-        gate_detail=_gate_detail(live.gate),
+        gate_detail=gates.detail(live.gate),
         launch_error=live.launch_error,
         disk_full=live.disk_full,
         kill_evidence=live.kill_evidence,
@@ -206,12 +207,3 @@ def _watchdog_detail(report: pb.WatchdogReport | None) -> str:
     if report is None:
         return ""
     return report.detail or f"{report.rule}: {report.seen:g} {report.unit}, bound {report.bound:g} {report.unit}"
-
-
-def _gate_detail(report: pb.GateReport | None) -> str:
-    if report is None:
-        return ""
-    if report.gate == "limit":
-        return report.asked
-    last = f"{report.last:g} {report.unit}" if report.HasField("last") else "nothing readable"
-    return f"{report.asked or report.gate}: {report.state} after {report.waited_ns / 1e9:.0f} s, last {last}"

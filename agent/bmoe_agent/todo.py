@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from bmoe_proto.gates import STOPS
 from bmoe_proto.outcome import Outcome
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
@@ -15,8 +16,8 @@ from bmoe_agent.spool import RunSummary
 
 MAX_LOST = 5
 """A cell during which the phone died is run again, but not for ever: it may be what the phone dies of."""
-LIMIT_CAUSE = "gate:limit"
-"""Cause of the runs that stand for cells which a limit of their plan kept from running."""
+UNRUN_CAUSES = tuple(f"gate:{name}" for name in STOPS)
+"""Causes of the runs that stand for cells which a limit of their plan, or another cell's gate, kept from running."""
 
 
 def next_attempt(cell: pb.Cell, runs: Sequence[RunSummary]) -> int | None:
@@ -54,14 +55,14 @@ def next_cell(plan: pb.Plan, runs: Iterable[RunSummary]) -> tuple[pb.Cell, int] 
 
 
 def stops(plan: pb.Plan, runs: Iterable[RunSummary]) -> list[str]:
-    """Causes of recorded runs that end a whole plan: a limit of the plan's, or a gate whose policy is `abort`."""
+    """Causes of recorded runs that end a whole plan: a gate whose policy is `abort`, or what a stop left unrun."""
     found: list[str] = []
     for run in runs:
         if run.plan_id != plan.plan_id or run.outcome != "skipped" or run.cell_index >= len(plan.cells):
             continue
         gate = run.cause.removeprefix("gate:")
         asked = plan.cells[run.cell_index].gates
-        if run.cause == LIMIT_CAUSE or any(ask.gate == gate and ask.policy == "abort" for ask in asked):
+        if run.cause in UNRUN_CAUSES or any(ask.gate == gate and ask.policy == "abort" for ask in asked):
             found.append(run.cause)
     return found
 

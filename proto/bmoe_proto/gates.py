@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bmoe_proto.v1 import telemetry_pb2 as pb
+
+STOPS = ("limit", "abort")
+"""Names that stand in a report for what ended the whole plan: a limit of its own, or the `abort` of another cell's gate."""
+
 
 @dataclass(frozen=True, slots=True)
 class GateKind:
@@ -32,3 +37,13 @@ GATES: Mapping[str, GateKind] = {
         GateKind("speed_probe_ratio", "", ">=", "speed of a fixed computation ÷ this phone's cold baseline", 10.0),
     )
 }
+
+
+def detail(report: pb.GateReport | None) -> str:
+    """What a gate that kept a cell from running says, as evidence; empty without one."""
+    if report is None:
+        return ""
+    if report.gate in STOPS:
+        return report.asked
+    last = f"{report.last:g} {report.unit}".strip() if report.HasField("last") else "nothing readable"
+    return f"{report.asked or report.gate}: {report.state} after {report.waited_ns / 1e9:.0f} s, last {last}"

@@ -154,6 +154,7 @@ def test_gates_retries_and_limits_leave_every_cell_on_record(tmp_path: Path) -> 
             "twice/1": "killed",
             "twice/2": "killed",
             "aborting/1": "skipped",
+            "never reached/1": "skipped",
         }
         assert of(runs["flagged/1"], "gate")[0].state == "gave_up"
         assert end(runs["skipped/1"]).cause == "gate:mem_available_mib"

@@ -107,7 +107,7 @@ def test_every_gate_holds_and_gives_up_by_each_policy(phone: Agent, device: Devi
     submit(phone, asked)
     assert wait_done(phone, asked) == "stopped"
     found = morning(phone, tmp_path)
-    assert [run["cell"] for run in found.runs] == [one.name for one in cells[:-1]]
+    assert [run["cell"] for run in found.runs] == [one.name for one in cells]
     held = {gate["gate"]: gate for gate in found.table("gates", found.of("all hold"))}
     assert list(held) == list(GATES)
     for name, gate in held.items():
@@ -139,6 +139,9 @@ def test_every_gate_holds_and_gives_up_by_each_policy(phone: Agent, device: Devi
     aborting = found.of("aborts")
     assert (aborting["outcome"], aborting["cause"]) == ("skipped", "gate:mem_available_mib")
     assert found.table("gates", aborting)[0]["policy"] == "abort"
+    unreached = found.of("never reached")
+    assert (unreached["outcome"], unreached["cause"], unreached["launched"]) == ("skipped", "gate:abort", 0)
+    assert told(unreached) == "gate:mem_available_mib gave up and its policy is abort"
 
 
 def test_gates_that_cannot_be_read_say_so_and_their_policy_decides(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from bmoe_agent.serve.port import Measuring
 from bmoe_agent.spool import RunSummary
 from bmoe_agent.supervisor import Supervisor
 from bmoe_agent.taking import problems, warnings
-from bmoe_agent.todo import LIMIT_CAUSE, MAX_LOST, elapsed_s, next_attempt, next_cell, stops
+from bmoe_agent.todo import MAX_LOST, UNRUN_CAUSES, elapsed_s, next_attempt, next_cell, stops
 from bmoe_proto.v1 import telemetry_pb2 as pb
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -110,8 +110,8 @@ def test_what_ended_a_plan_follows_from_its_runs() -> None:
     plan = pb.Plan(plan_id=PLAN, cells=[pb.Cell(index=n, gates=gates) for n in range(3)])
     assert stops(plan, [run("ok"), run("skipped", "gate:battery_pct"), run("aborted", "thermal")]) == []
     assert stops(plan, [run("skipped", "gate:cpu_temp_c", index=1)]) == ["gate:cpu_temp_c"]
-    assert stops(plan, [run("ok"), run("skipped", LIMIT_CAUSE, index=2)]) == [LIMIT_CAUSE]
-    assert stops(pb.Plan(plan_id="cd" * 16, cells=plan.cells), [run("skipped", LIMIT_CAUSE)]) == []
+    assert stops(plan, [run("ok"), run("skipped", UNRUN_CAUSES[0], index=2)]) == [UNRUN_CAUSES[0]]
+    assert stops(pb.Plan(plan_id="cd" * 16, cells=plan.cells), [run("skipped", UNRUN_CAUSES[0])]) == []
 
 
 def test_a_clock_that_is_set_during_the_night_is_no_time_that_passed() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from bmoe_proto import gates
 from bmoe_proto.outcome import EndFacts, Outcome, decide
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
@@ -66,7 +67,7 @@ def end_facts(reader: RunReader) -> EndFacts:
         watchdog=watchdog.rule if watchdog is not None else "",
         watchdog_detail=_watchdog_detail(watchdog),
         gate=gate.gate if gate is not None else "",
-        gate_detail=_gate_detail(gate),
+        gate_detail=gates.detail(gate),
         launch_error=reader.launch_error,
         disk_full=ended.cause == "disk_full",
         kill_evidence=tuple(reader.kill_evidence),
@@ -87,13 +88,6 @@ def _watchdog_detail(report: pb.WatchdogReport | None) -> str:
     if report is None:
         return ""
     return view(report.detail) or f"{report.rule}: {report.seen:g} {report.unit}, bound {report.bound:g} {report.unit}"
-
-
-def _gate_detail(report: pb.GateReport | None) -> str:
-    if report is None:
-        return ""
-    last = f"{report.last:g} {report.unit}" if report.HasField("last") else "nothing readable"
-    return f"{report.asked or report.gate}: {report.state} after {report.waited_ns / 1e9:.0f} s, last {last}"
 
 
 def tokens_asked(started: pb.RunStarted | None) -> int | None:
