@@ -24,7 +24,6 @@ from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, Table, create_engine, event, inspect, make_url, select, text, types
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from bmoe_collector.store import schema
@@ -160,9 +159,14 @@ _WIRE: tuple[tuple[type, str], ...] = (
 
 def insert_new(connection: Connection, table: Table, values: dict[str, Any]) -> None:
     """Insert a row unless one with its key is there: two hosts may meet the same plan or phone at once."""
+    # Each dialect is slow to import, and a process needs one.
     if connection.dialect.name == "sqlite":
+        from sqlalchemy.dialects import sqlite
+
         connection.execute(sqlite.insert(table).values(**values).on_conflict_do_nothing())
     else:
+        from sqlalchemy.dialects import postgresql
+
         connection.execute(postgresql.insert(table).values(**values).on_conflict_do_nothing())
 
 
