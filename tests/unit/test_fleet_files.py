@@ -52,9 +52,14 @@ class Phone:
         self.refusal = refusal
         self.given = given or [DATA]
         self.fetched = 0
+        self.measuring = False
+        self.asked = 0
         self.acknowledged: list[str] = []
 
     def fetch(self, _run, name, offset=0):
+        self.asked += 1
+        if self.measuring:
+            raise calls.Busy("a cell is being measured", grpc.StatusCode.UNAVAILABLE)
         if self.refusal is not None or name in self.acknowledged:
             raise calls.Refused(f"no file {name}", self.refusal or grpc.StatusCode.NOT_FOUND)
         data = self.given[min(self.fetched, len(self.given) - 1)] if name == "metrics.csv" else DATA
@@ -95,6 +100,19 @@ def test_a_file_the_phone_has_no_more_is_given_up_one_it_does_not_give_now_waits
     assert fetch(fetcher, Phone(grpc.StatusCode.NOT_FOUND)) == 0
     assert (fetcher.pending(), store.given_up) == (0, ["metrics.csv"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_phone_that_measures_is_not_asked_for_one_file_after_the_other(tmp_path, ended):
+    store, phone = Store(), Phone()
+    ended.artifacts.add(name="route.csv", kind="route", size=len(DATA), sha256=SHA)
+    fetcher = FileFetcher(store, UUID, tmp_path)
+    fetcher.expect(ended)
+    phone.measuring = True
+    assert fetch(fetcher, phone) == 0
+    assert (phone.asked, fetcher.pending()) == (1, 2)
+    phone.measuring = False
+    assert fetch(fetcher, phone) == 2
+    assert (phone.asked, fetcher.pending(), store.given_up) == (3, 0, [])
 
 
 def test_parts_of_stored_files_are_swept_when_a_stream_begins(tmp_path):

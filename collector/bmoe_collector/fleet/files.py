@@ -80,7 +80,8 @@ class FileFetcher:
     ) -> int:
         """Fetch what is awaited; returns how many were stored. `check` may raise to stop between pieces.
 
-        A file the agent does not give now (a cell is being measured) stays awaited. One it does not have any more, or of
+        A file the agent does not give now (a cell is being measured) stays awaited, and so do those behind it: being asked
+        costs the phone something too. One it does not have any more, or of
         which it gives something else than its record says, is given up: it would be awaited for ever, and keep the others
         waiting.
         """
@@ -93,8 +94,12 @@ class FileFetcher:
             # The phone may tell of a file again after it was stored: word of an ended run was on its way when another
             # stream or another collector fetched it. It may have been deleted there since.
             held = self._ingestor.holds(item.run_id, item.name, item.sha256)
-            if not held and not self._store(client, item, writing, check):
-                continue
+            try:
+                if not held and not self._store(client, item, writing, check):
+                    continue
+            except calls.Busy as busy:
+                LOG.info("files wait", extra={"count": len(self._awaited), "why": str(busy)})
+                break
             if may_acknowledge:
                 client.acknowledge_artifact(item.run_id, item.name, item.sha256)
             self._place(item).unlink(missing_ok=True)
@@ -109,9 +114,11 @@ class FileFetcher:
         writing: AbstractContextManager[object],
         check: Callable[[], None],
     ) -> bool:
-        """Fetch one file into the store; False when it cannot be had, now or ever."""
+        """Fetch one file into the store; False when it cannot be had, now or ever. Raises `calls.Busy`."""
         try:
             path = self._part(client, item, check)
+        except calls.Busy:
+            raise
         except calls.Refused as error:
             told = {"run": item.run_id.hex(), "file": item.name, "why": str(error)}
             if error.code is not grpc.StatusCode.NOT_FOUND:
