@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / ".cache" / "faults"
 ONE_S = 600
 PLAYING: set[subprocess.Popen[str]] = set()
+STARTING = threading.Lock()
+"""Held while one is started, and for good by what ends early."""
 
 
 def one(seed: int, scale: float) -> int:
@@ -39,15 +42,16 @@ def apart(seed: int, scale: float) -> dict[str, Any]:
     command = [sys.executable, "-m", "faults.harness", "--one", str(seed), "--scale", str(scale)]
     err = ""
     try:
-        child = subprocess.Popen(
-            command,
-            cwd=ROOT / "tests",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        PLAYING.add(child)
+        with STARTING:
+            child = subprocess.Popen(
+                command,
+                cwd=ROOT / "tests",
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            PLAYING.add(child)
         out, err = child.communicate(timeout=ONE_S)
         return dict(json.loads(out))
     except subprocess.TimeoutExpired:
@@ -62,7 +66,8 @@ def apart(seed: int, scale: float) -> dict[str, Any]:
 
 
 def stop(*_: object) -> None:
-    """End early: every play ends what it started."""
+    """End early: every play ends what it started, and no other is begun."""
+    STARTING.acquire(timeout=10)
     for child in list(PLAYING):
         child.terminate()
     for child in list(PLAYING):
