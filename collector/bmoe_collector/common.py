@@ -172,7 +172,12 @@ def run_command(module: str, arguments: list[str]) -> int:
             say(f"bmoe {arguments[0]}: {error}: install it with `pip install 'bmoe-fleet[collector]'`")
         return EXIT_OUTSIDE
     app = typer.Typer(
-        name="bmoe", add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
+        name="bmoe",
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_group)
     found.register(app)

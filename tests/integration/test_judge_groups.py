@@ -162,6 +162,10 @@ def test_the_plan_that_runs_them_again(bmoe, tmp_path):
     assert cell.model == "qwen3 30b.gguf"
     assert list(cell.flags) == ["--moe-stream", "--n-expert-used", "6"]
     assert cell.n_predict == TOKENS
+    bmoe("judge", "--all", "--plan", path)  # another morning
+    path.write_text('name = "mine"')
+    bmoe("judge", "--all", "--plan", path, code=2)
+    assert path.read_text() == 'name = "mine"'
 
 
 def test_a_plan_cannot_be_made_of_runs_that_do_not_tell_their_argv(bmoe, tmp_path, capsys):

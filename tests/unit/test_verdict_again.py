@@ -62,6 +62,27 @@ def test_cells_come_from_the_record_and_the_rest_from_their_plan():
     assert "# slow and hot" in text
 
 
+def test_cells_of_several_plans_keep_what_each_plan_asked():
+    other = 'name = "day"\nmodel = "qwen.gguf"\nprompt = "hello"\n[watchdog]\ntotal_s = 60\n'
+    runs = [
+        asked(1),
+        asked(2, "second"),
+        {**asked(3, "plain"), "plan_id": "q", "plan_name": "day"},
+        {**asked(4, "alone"), "plan_id": None},
+    ]
+    runs[0]["asked"]["engine"] = "bmoe-0.23"
+    plan = expand(parse_plan(plan_again(runs, {"p": TEXT, "q": other}, {}), "again.toml", None))
+    cells = {cell.name: cell for cell in plan.cells}
+    assert {name: cell.engine for name, cell in cells.items()} == {
+        "cache-mb=1000": "bmoe-0.23", "second": "bmoe-0.23", "plain": "", "alone": "",
+    }  # fmt: skip
+    assert {name: [gate.gate for gate in cell.gates] for name, cell in cells.items()} == {
+        "cache-mb=1000": ["cpu_temp_c"], "second": ["cpu_temp_c"], "plain": [], "alone": [],
+    }  # fmt: skip
+    assert (cells["second"].watchdog.total_s, cells["plain"].watchdog.total_s) == (900, 60)
+    assert plan.limits.min_battery_pct == 20
+
+
 def test_a_sessions_turns_keep_their_gaps():
     turns = [
         {"kind": "generate", "prompt": "one", "n_predict": 20},

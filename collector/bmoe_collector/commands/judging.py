@@ -105,7 +105,7 @@ def _write_plan(store: Store, again: Sequence[dict[str, Any]], path: Path) -> Pa
     from sqlalchemy import select
 
     from bmoe_collector.store.schema import PLANS, RUNS
-    from bmoe_collector.verdicts.again import plan_again
+    from bmoe_collector.verdicts.again import FIRST_LINE, plan_again
 
     if not again:
         say("no run is contaminated: no plan was written")
@@ -124,6 +124,8 @@ def _write_plan(store: Store, again: Sequence[dict[str, Any]], path: Path) -> Pa
     except ValueError as error:
         raise OutsideError(str(error)) from error
     try:
+        if path.exists() and not path.read_text("utf-8", "replace").startswith(FIRST_LINE):
+            raise UserError(f"--plan {path}: is there already and was not written by this command; name another file")
         path.write_text(text, "utf-8")
     except OSError as error:
         raise OutsideError(f"{path}: {error.strerror}") from error

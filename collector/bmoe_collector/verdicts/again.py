@@ -1,7 +1,8 @@
 """The plan that runs contaminated cells again: what was recorded of them in, the text of a plan (TOML) out.
 
 Gates, watchdog, limits, sampling and preparation are those of the plan the cells came from, as are gates and watchdog of a
-cell's own; the cells are taken from the record, because a matrix may have made them. A run without a plan (imported, or single) becomes a cell from its argv. The
+cell's own; where they came from several plans each cell has its engine, gates and watchdog to itself, and the rest is of the plan most
+came from. The cells are taken from the record, because a matrix may have made them. A run without a plan (imported, or single) becomes a cell from its argv. The
 order is interleaved, since order is what most often contaminates. The plan asks no question: the one the first plan asked
 was asked before it ran, and this one runs because of what was seen.
 """
@@ -16,7 +17,10 @@ from typing import Any
 
 from bmoe_proto.contract.flags import OUTPUTS, read_argv
 
+FIRST_LINE = "# Cells that were judged contaminated, to be run again. Check it with `bmoe plan check`."
 KEPT = ("engine", "allow_unknown_flags", "send_during_cells", "retries")
+CONDITIONS = ("gates", "watchdog")
+"""What a cell may have of its own too."""
 KEPT_TABLES = ("watchdog", "limits", "sampling", "prepare")
 _TURN_MS = {"idle_before_ms": "idle_s", "cancel_after_ms": "cancel_after_s"}
 _CELL_KEYS = ("artifacts", "labels", "environment", "preheat_s", "retries")
@@ -37,6 +41,7 @@ def plan_again(runs: Sequence[Mapping[str, Any]], plan_texts: Mapping[str, str],
     cells: dict[str, dict[str, Any]] = {}
     counts: Counter[str] = Counter()
     why: dict[str, str] = {}
+    origin: dict[str, str] = {}
     for run in runs:
         cell = _from_argv(run) if run.get("source") == "import" else _from_asked(run)
         name = cell["name"]
@@ -45,8 +50,14 @@ def plan_again(runs: Sequence[Mapping[str, Any]], plan_texts: Mapping[str, str],
         cells.setdefault(name, cell)
         counts[name] += 1
         why.setdefault(name, reasons.get(str(run["run_id"]), ""))
+        origin.setdefault(name, str(run.get("plan_id") or ""))
     common = _common(run.get("plan_id") for run in runs)
-    source = _parsed(plan_texts.get(common, "")) if common else {}
+    sources = {plan: _parsed(plan_texts.get(plan, "")) for plan in {*origin.values(), common or ""}}
+    source = dict(sources[common or ""])
+    several = len(set(origin.values())) > 1
+    if several:  # what a plan says of all its cells must not reach those of another
+        for key in ("engine", *CONDITIONS):
+            source.pop(key, None)
     names = sorted({str(run["plan_name"]) for run in runs if run.get("plan_name")})
     top: dict[str, Any] = {"name": f"{' and '.join(names) or 'contaminated runs'} again"[:120]}
     top |= {key: source[key] for key in KEPT if key in source}
@@ -56,14 +67,20 @@ def plan_again(runs: Sequence[Mapping[str, Any]], plan_texts: Mapping[str, str],
             cell["repeats"] = counts[name]
     if any(set(cell.get("artifacts", ())) - {"metrics"} for cell in cells.values()):
         top["traced"] = True
-    lines = ["# Cells that were judged contaminated, to be run again. Check it with `bmoe plan check`.", *_pairs(top)]
+    lines = [FIRST_LINE, *_pairs(top)]
     for table in KEPT_TABLES:
         if isinstance(source.get(table), Mapping) and source[table]:
             lines += ["", f"[{table}]", *_pairs(source[table])]
     for gate in source.get("gates", ()):
         lines += ["", "[[gates]]", *_pairs(gate)]
     for name, cell in cells.items():
-        cell |= _own_conditions(source, name)
+        theirs = sources[origin[name]]
+        if several:
+            cell |= {key: theirs[key] for key in ("engine", *CONDITIONS) if theirs.get(key) and key not in cell}
+        own = _own_conditions(theirs, name)
+        if several and "watchdog" in own:
+            own["watchdog"] = {**(theirs.get("watchdog") or {}), **own["watchdog"]}
+        cell |= own
         lines += ["", *(f"# {line}" for line in _comment(why[name])), "[[cells]]", *_pairs(cell)]
     return "\n".join(lines) + "\n"
 
@@ -74,7 +91,7 @@ def _own_conditions(source: Mapping[str, Any], name: str) -> dict[str, Any]:
     for cell in listed if isinstance(listed, list) else ():
         own = cell.get("name") if isinstance(cell, Mapping) else None
         if own and (name == own or name.startswith((f"{own} @", f"{own} #"))):
-            return {key: cell[key] for key in ("gates", "watchdog") if key in cell}
+            return {key: cell[key] for key in CONDITIONS if key in cell}
     return {}
 
 
