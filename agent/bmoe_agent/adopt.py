@@ -98,6 +98,7 @@ def adopt_all(
     """
     waiting: list[Live] = []
     ended: list[tuple[str, Ended]] = []
+    context.spool.drop_unbegun()
     try:
         for summary in unfinished(context):
             try:

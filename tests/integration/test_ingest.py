@@ -281,6 +281,16 @@ def test_counts_and_hashes_of_the_end_are_checked(store_url, tmp_path):
         taker.blocks(records.AGENT, cursor, data)
     assert load_run(taker.store, RUN.hex()).completeness["complete"]
 
+    # A writer that was killed before its first block leaves a segment in which nothing was.
+    nothing = records.Record(bytes.fromhex("6c" * 16))
+    nothing.add(run_started=records.started())
+    nothing.flush()
+    nothing.segments.append(records.Segment(b"e" * 16))
+    nothing.open()
+    nothing.end()
+    deliver(taker, nothing)
+    assert load_run(taker.store, "6c" * 16).completeness["complete"]
+
     other = bytes.fromhex("6b" * 16)
     wrong = records.Record(other)
     wrong.add(run_started=records.started())

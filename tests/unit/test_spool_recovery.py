@@ -209,6 +209,47 @@ def flip(path, at):
         file.write(bytes([byte ^ 4]))
 
 
+def test_a_run_that_an_agent_was_killed_before_the_start_of_is_none(tmp_path):
+    """Asking the engine and hashing the model can take a minute: readers hear nothing of the run before, nor after a kill."""
+    spool = Spool(tmp_path, 1 << 30)
+    writer = spool.open_run(RUN)
+    spool.files_directory(RUN)
+    assert writer.flush()
+    assert spool.read(RUN, spool.segments(RUN)[0], 0).data == b""
+    begun = spool.open_run(b"b" * 16)
+    begun.append("run_started", pb.RunStarted(), 1)
+    begun.flush()
+    after_a_kill = Spool(tmp_path, 1 << 30)
+    assert set(after_a_kill.runs()) == {RUN, b"b" * 16}  # who only looks leaves everything
+    after_a_kill.drop_unbegun()
+    assert after_a_kill.runs() == [b"b" * 16]
+    assert not (tmp_path / RUN.hex()).exists()
+    os.unlink(begun.segment.path)
+    (tmp_path / (b"b" * 16).hex() / "files").mkdir()
+    (tmp_path / (b"b" * 16).hex() / "files" / "pid").write_bytes(b" " * 10)
+    prepared = Spool(tmp_path, 1 << 30)
+    prepared.drop_unbegun()
+    assert prepared.runs() == [b"b" * 16]
+
+
+def test_a_run_that_cannot_be_opened_leaves_no_descriptor_and_no_empty_segment(tmp_path, monkeypatch):
+    path, _ = write_blocks(Spool(tmp_path, 1 << 30), 2)
+    spool = Spool(tmp_path, 1 << 30)
+
+    def full(_descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(spool.room.disk, "write", lambda *_: full(0))
+    for _ in range(3):
+        with pytest.raises(OSError, match="Input/output"):
+            spool.open_run(RUN)
+    assert os.listdir("/proc/self/fd") == before
+    assert [str(found) for found in (tmp_path / RUN.hex()).glob("*.seg")] == [path]
+    monkeypatch.undo()
+    spool.open_run(RUN).seal()
+
+
 WRITER = """
 import os, sys
 from bmoe_agent.spool import Spool

@@ -58,6 +58,12 @@ def find(root: str, deleted: Collection[bytes]) -> list[Run]:
     return found
 
 
+def never_began(run: Run) -> bool:
+    """An agent was killed between a run's directory and its start: nothing was recorded, and nothing launched (law 4)."""
+    nothing = not any(segment.end for segment in run.segments) and not size_of_files(run.directory)
+    return nothing and run.writer is None
+
+
 def learn_start(run: Run) -> None:
     """RunStarted comes before all but SegmentOpened and Gaps, in the first segment that has it.
 

@@ -128,9 +128,13 @@ class Spool:
         for gap in past.gaps:
             writer.append("gap", gap, self._boot_ns())
         if past.segments:
-            # What replaces the cut bytes is durable before they are cut.
-            writer.sync()
-            mend(past)
+            try:
+                # What replaces the cut bytes is durable before they are cut.
+                writer.sync()
+                mend(past)
+            except BaseException:
+                writer.abandon()
+                raise
         with self._changed:
             if run is None:
                 run = self._runs[run_id] = Run(directory, [], RunSummary(run_id), acks_file.load(directory))
@@ -388,6 +392,14 @@ class Spool:
                 shutil.rmtree(run.directory, ignore_errors=True)
         self.room.keep_reserve()
         return [run_id for run_id, _ in done]
+
+    def drop_unbegun(self) -> None:
+        """Remove runs that an agent was killed before the start of: for who owns the spool, before it opens any."""
+        with self._changed:
+            for run_id, run in list(self._runs.items()):
+                if index.never_began(run):
+                    del self._runs[run_id]
+                    shutil.rmtree(run.directory, ignore_errors=True)
 
     def _note_deletion(self, summaries: list[RunSummary]) -> bool:
         """Put runs into the ledger; on a disk so full that not even this fits, the reserve makes room and is made again."""

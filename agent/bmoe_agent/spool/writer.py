@@ -36,6 +36,7 @@ FIELDS: Final[dict[str, int]] = {
 }
 _TAGS: Final[dict[int, bytes]] = {number: framing.varint(number << 3 | 2) for number in FIELDS.values()}
 _GIVEN_UP_FIRST: Final = {FIELDS["sample"]: "samples", FIELDS["residency"]: "samples", FIELDS["observer"]: "samples"}
+_OPENING: Final = frozenset({FIELDS["segment_opened"], FIELDS["gap"]})
 _GIVEN_UP_LAST: Final = {FIELDS["output"]: "output"}
 
 _Pending = tuple[int, int, bytes]  # boot_ns, field number, payload
@@ -105,11 +106,15 @@ class RunWriter:
     # ---------------------------------------------------------------- writing
 
     def flush(self) -> bool:
-        """Write what is pending to the file (not synced); returns whether all of it is there."""
+        """Write what is pending to the file (not synced); returns whether all of it is there.
+
+        A new run's opening waits for its start: a run that an agent was killed before is none, and no reader hears of it.
+        """
         with self._lock:
             if self._closed:
                 return True
-            return self._write_out(last=False)
+            begun = self.frames or self._earlier or any(item[1] not in _OPENING for item in self._pending)
+            return self._write_out(last=False) if begun else True
 
     def sync(self) -> None:
         """Make everything added so far durable, the file's name included. Raises SpoolFullError when it cannot be."""
@@ -156,6 +161,14 @@ class RunWriter:
                 self._closed = True
                 os.close(self._descriptor)
                 self._changed(self)
+
+    def abandon(self) -> None:
+        """Close without making anything durable, and remove a segment that got no block: the run could not be opened."""
+        with self._lock:
+            self._closed = True
+            os.close(self._descriptor)
+            if not self.segment.end:
+                os.unlink(self.segment.path)
 
     @property
     def closed(self) -> bool:

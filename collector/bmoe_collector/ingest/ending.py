@@ -196,7 +196,8 @@ def _segments(reader: RunReader, ended: pb.RunEnded) -> list[str]:
         name = count.segment.hex()
         here = reader.segments.get(name)
         if here is None:
-            reasons.append(f"segment {name[:8]}: none of its {count.frames} frames are here")
+            if count.frames:  # a writer that was killed before its first block left a segment of none
+                reasons.append(f"segment {name[:8]}: none of its {count.frames} frames are here")
             continue
         own = name == reader.ended_segment
         frames = reader.ended_seq if own else here.frames
