@@ -90,3 +90,17 @@ def test_watch_prints_each_look_where_there_is_no_terminal(bmoe: Bmoe, phone: Ag
             watching.wait()
     head, line = log.read_text().splitlines()[:2]
     assert (len(head) < 200, "tok/s" in head, f"local:{phone.socket}" in line) == (True, True, True)
+
+
+def test_what_a_plan_asked_and_what_a_simulated_trace_is_are_told(bmoe: Bmoe, phone: Agent, tmp_path: Path) -> None:
+    bmoe("pair", f"local:{phone.socket}", stdin=phone.secret_hex)
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        'name = "two"\nmodel = "tiny.gguf"\nprompt = "hi"\nn_predict = 4\nrepeats = 1\ntraced = true\n'
+        'artifacts = ["metrics", "route"]\nflags = ["--moe-stream"]\n[matrix]\n"--overlap" = [true, false]\n'
+        '[question]\ncompare = [["overlap", "no-overlap"]]\n'
+    )
+    _, err = bmoe("run", str(plan))
+    word = err.splitlines()[-1].removeprefix("what the plan asked: bmoe compare --question ")
+    assert "cell:" + word in bmoe("compare", "--question", word, code=1)[0]
+    assert "a simulated run: nothing here is a measurement of any phone" in bmoe("trace", "route", "last")[1]

@@ -106,6 +106,8 @@ def run(
         emit(outcome)
     elif outcome["runs"]:
         show(store, outcome, db)
+        if plan.question_json:
+            say(f"what the plan asked: bmoe compare --question {plan.plan_id[:8]}")
     store.close()
     if not outcome["ok"]:
         raise typer.Exit(EXIT_NO)

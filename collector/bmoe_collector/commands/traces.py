@@ -125,7 +125,9 @@ def _answer(
         raise UserError(f"no view `{view}` of a {kind} trace: choose one of {', '.join(VIEWS[kind])}")
     if budgets and view != "curve":
         raise UserError("--budgets is for --view curve")
-    trace, columns, own_mib = _open(kind, subject, with_metrics or metrics is not None, metrics, db, view == "curve")
+    trace, columns, own_mib, notes = _open(
+        kind, subject, with_metrics or metrics is not None, metrics, db, view == "curve"
+    )
     if columns is not None:
         from bmoe_collector.traces.join import with_metrics as joined
 
@@ -137,7 +139,8 @@ def _answer(
     else:
         found = VIEWS[kind][view](trace, chosen)
     if not len(found.rows) and (outside := _nothing_chosen(trace, chosen)):
-        found = replace(found, notes=(*found.notes, outside))
+        notes = (*notes, outside)
+    found = replace(found, notes=(*found.notes, *notes))
     if json:
         emit(found.to_json())
     else:
@@ -165,8 +168,8 @@ def _nothing_chosen(trace: Trace, chosen: Selection) -> str:
 
 def _open(
     kind: str, subject: str, joins: bool, metrics: Path | None, db: str | None, budget: bool
-) -> tuple[Trace, dict[str, list[Any]] | None, float | None]:
-    """The trace, the metrics rows to join, and the budget of the run's cache; None where not asked for or not known."""
+) -> tuple[Trace, dict[str, list[Any]] | None, float | None, tuple[str, ...]]:
+    """The trace, the metrics rows to join, the budget of the run's cache (None where not asked for or not known), notes."""
     from bmoe_collector.traces.read import open_trace
 
     path = Path(subject)
@@ -177,14 +180,14 @@ def _open(
     if path.exists() and path.is_file():
         if joins and columns is None:
             raise UserError(f"{path}: --with-metrics needs --metrics FILE when the trace is a file")
-        return open_trace(path, kind), columns, None
-    from bmoe_collector.traces.of_run import run_budget, run_metrics, run_trace
+        return open_trace(path, kind), columns, None, ()
+    from bmoe_collector.traces.of_run import run_budget, run_metrics, run_notes, run_trace
 
     with closing(open_db(db, reads=True)) as store:
         trace = run_trace(store, subject, kind)
         if joins and columns is None:
             columns = run_metrics(store, subject)
-        return trace, columns, run_budget(store, subject) if budget else None
+        return trace, columns, run_budget(store, subject) if budget else None, run_notes(store, subject)
 
 
 def _file_columns(path: Path) -> dict[str, list[Any]]:

@@ -67,6 +67,12 @@ def run_budget(store: Store, word: str) -> float | None:
     return size or None
 
 
+def run_notes(store: Store, word: str) -> tuple[str, ...]:
+    """What a reader must know of the run itself."""
+    simulated = _record(store, word).run.get("simulated")
+    return ("a simulated run: nothing here is a measurement of any phone",) if simulated else ()
+
+
 def run_metrics(store: Store, word: str) -> dict[str, list[Any]]:
     """The run's token rows, by contract name."""
     rows = _record(store, word).tokens()

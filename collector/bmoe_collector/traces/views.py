@@ -44,7 +44,8 @@ ABOUT: Mapping[str, Mapping[str, str]] = {
         " inside one step.",
         "bytes": "Flash bytes by layer, the dense ones a cold layer costs once beside them, and the bytes of a step by phase.",
         "curve": "The hit rate other cache budgets would have given: lru and lfu as a cache could, opt as none could (it knows"
-        " the future), all from an empty cache; share is of the working set.",
+        " the future), all from an empty cache; share is of the working set. recorded_minus_lru: how far the run itself is from"
+        " what lru makes of its own budget, which is how far the curve may be trusted.",
     },
     "compute": {
         "ops": "Time and major faults by graph operation; part is a guess by the node's name.",
