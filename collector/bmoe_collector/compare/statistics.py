@@ -22,7 +22,8 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from scipy import special
+
+from bmoe_collector.compare import student
 
 LEVEL = 0.05
 POWER = 0.8
@@ -243,14 +244,14 @@ def _resampled(seed: int, n: int) -> Any:
 
 
 def _quantiles(means: Any, df: int, smallest_group: int) -> tuple[float, float]:
-    outward = math.sqrt(smallest_group / max(1, smallest_group - 1)) * float(special.stdtrit(max(1, df), 1 - LEVEL / 2))
-    tail = float(special.ndtr(-outward))
+    outward = math.sqrt(smallest_group / max(1, smallest_group - 1)) * student.quantile(max(1, df), 1 - LEVEL / 2)
+    tail = student.normal_below(-outward)
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
 
 
 def _detectable(df: int) -> float:
-    return float(special.stdtrit(df, 1 - LEVEL / 2) + special.stdtrit(df, POWER))
+    return student.quantile(df, 1 - LEVEL / 2) + student.quantile(df, POWER)
 
 
 def _smallest(standard_error: float, df: int) -> float:

@@ -28,7 +28,7 @@ from sqlalchemy.exc import DBAPIError
 
 from bmoe_collector.store import schema
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest migration; a test compares it with the folder's."""
 
 

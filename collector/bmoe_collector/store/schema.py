@@ -129,6 +129,7 @@ RUNS = Table(
     Index(None, "model_name"),
     Index(None, "engine_version"),
     Index(None, "plan_id", "cell"),
+    Index(None, "plan_name", "started_wall_ns"),
     Index(None, "outcome"),
     Index(None, "stored_wall_ns"),
     comment="One engine process each: who, what, when, how it ended.",
