@@ -7,6 +7,8 @@ import secrets
 
 import pytest
 from bmoe_collector.cli import main
+from bmoe_collector.compare.sandwich import compare_by
+from bmoe_collector.compare.tables import show_sandwich
 from bmoe_collector.store.engine import open_store, wall_ns
 from bmoe_collector.store.facts import put
 from bmoe_collector.store.schema import LABELS, RUNS
@@ -206,3 +208,24 @@ def test_a_refusal_says_how_to_have_an_answer_and_an_effect_is_a_fraction(filled
     ):
         assert main([*words, "--smallest-effect", "5", "--db", filled]) == 2
         assert "--smallest-effect 5: a fraction is wanted, 0.05 is 5 %" in capsys.readouterr().err
+
+
+def test_among_several_comparisons_the_sentence_has_the_corrected_answer_beside_it(filled, capsys):
+    assert main(["compare", "cell:sizes/small", "cell:sizes/large", "cell:same/one", "--db", filled]) in {0, 1}
+    out, _ = capsys.readouterr()
+    assert "among 2 comparisons: resolved, p 0.0" in out
+
+
+def test_settings_inside_one_run_are_shown_as_rates_with_what_they_are(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    columns = {"arm": [at // 16 % 2 for at in range(512)], "step": list(range(512))}
+    costs = [(4.75 if arm else 5.0) + 0.01 * (at % 3) for at, arm in enumerate(columns["arm"])]
+    found = compare_by(columns, "arm", costs)
+    row = found["pairs"][0]
+    assert (round(row["a_tok_s"]), round(row["b_tok_s"]), row["resolved"]) == (200, 210, True)
+    show_sandwich({"run": "ab" * 16, "notes": ["mark this"], **found})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split()[:5] == ["0", "1", "32", "8", "14"]
+    assert max(map(len, lines)) <= 80
+    assert "over the sandwiches of this one run" in " ".join(lines)
+    assert lines[-1] == "note: mark this"

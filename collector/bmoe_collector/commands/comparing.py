@@ -169,7 +169,8 @@ def _sandwich(store: Store, word: str, column: str, cold: int, carry: int, json:
     except RunNotFoundError as error:
         raise UserError(str(error)) from error
     result = compare_by(record.tokens().columns, column, derive(record).token_costs_ms, cold, carry)
-    result = {"run": record.run_id, **result}
+    notes = ["a simulated run: nothing here is a measurement of any phone"] if record.run.get("simulated") else []
+    result = {"run": record.run_id, **result, "notes": notes}
     if json:
         emit(result)
         return

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from bmoe_collector.common import UserError
@@ -90,7 +91,6 @@ def compare_by(
             main = _effect(settings, costs_ms, a, b, cold, carry)
             if main is None:
                 continue
-            effect, count = main
             others = []
             for other_cold, other_carry in [
                 *((value, carry) for value in OTHER_COLD),
@@ -98,9 +98,9 @@ def compare_by(
             ]:
                 other = _effect(settings, costs_ms, a, b, other_cold, other_carry)
                 others.append(
-                    {"cold": other_cold, "carry": other_carry, **(_row(*other) if other else {"sandwiches": 0})}
+                    {"cold": other_cold, "carry": other_carry, **(_row(other) if other else {"sandwiches": 0})}
                 )
-            pairs.append({"a": a, "b": b, **_row(effect, count), "at_other_windows": others})
+            pairs.append({"a": a, "b": b, **_row(main), "at_other_windows": others})
     if not pairs:
         raise UserError(f"--by {column}: no block stands between two of another setting after {cold} cold tokens")
     return {
@@ -113,24 +113,37 @@ def compare_by(
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An effect of rates, B to A, and the cost of a token in every sandwich: of the A blocks around, and of the B block."""
+
+    effect: Effect
+    a_ms: Sequence[float]
+    b_ms: Sequence[float]
+
+
 def _effect(
     settings: Sequence[Any], costs_ms: Sequence[float | None], a: Any, b: Any, cold: int, carry: int
-) -> tuple[Effect, int] | None:
+) -> _Found | None:
     around, own, shared = sandwiches(blocks_of(settings, costs_ms, cold, carry), a, b)
     if not own:
         return None
     wider = math.sqrt(1 + 2 * SHARED * shared / len(own))
-    return paired(own, around, wider=wider), len(own)  # costs are the rate's inverse, so the ratio is of rates, B to A
+    # Costs are the rate's inverse: A's over B's is the ratio of rates, B to A.
+    return _Found(paired(own, around, wider=wider), around, own)
 
 
-def _row(effect: Effect, count: int) -> dict[str, Any]:
+def _row(found: _Found) -> dict[str, Any]:
+    effect = found.effect
     return {
         "metric": "tok_s",
+        "a_tok_s": 1e3 / median(found.a_ms),
+        "b_tok_s": 1e3 / median(found.b_ms),
         "ratio": effect.ratio,
         "low": effect.low,
         "high": effect.high,
         "p": effect.p,
         "resolved": effect.resolved,
         "smallest_resolvable": effect.smallest_resolvable,
-        "sandwiches": count,
+        "sandwiches": len(found.b_ms),
     }

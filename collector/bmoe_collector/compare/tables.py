@@ -58,6 +58,12 @@ def show_answer(answer: Answer, *, forced: bool = False) -> None:
         out.print(Text(f"note: {escape(note)}", style="dim"))
     if answer.answered:
         out.print(Text(escape(answer.verdict), style="bold"))
+        corrected, among = answer.extra.get("p_corrected"), answer.extra.get("comparisons", 1)
+        if corrected is not None and among > 1:
+            holds = "resolved" if answer.extra.get("resolved_corrected") else "not resolved"
+            out.print(
+                Text(f"among {among} comparisons: {holds}, p {corrected:.3g} when corrected for {among}", style="bold")
+            )
     else:
         way = "" if forced else "; --force answers anyway, with the reasons on the answer"
         out.print(Text(f"refused for the reason{'s' if len(answer.reasons) > 1 else ''} above{way}", style="bold"))
@@ -155,9 +161,11 @@ def show_sandwich(result: Mapping[str, Any]) -> None:
     """Settings inside one run, with other windows below."""
     out = console()
     out.print(Text(f"run {result['run'][:12]} by {escape(str(result['by']))}: {result['label']}", style="bold"))
-    table = Table("A", "B", box=None, pad_edge=False)
-    for name in ("cold", "carry", "sandwiches", "B to A", "interval", "p", "resolved"):
-        table.add_column(name, justify="right")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("A", "B"):
+        table.add_column(name, no_wrap=True)
+    for name in ("cold", "carry", "sandwiches", "tok/s A", "B", "B to A", "interval", "p", ""):
+        table.add_column(name, justify="right", no_wrap=True)
     for pair in result["pairs"]:
         rows = [{**pair, "cold": result["cold"], "carry": result["carry"]}, *pair["at_other_windows"]]
         for at, row in enumerate(rows):
@@ -167,9 +175,19 @@ def show_sandwich(result: Mapping[str, Any]) -> None:
                 str(row["cold"]),
                 str(row["carry"]),
                 str(row["sandwiches"]),
+                _median([row["a_tok_s"]] if "a_tok_s" in row else []),
+                _median([row["b_tok_s"]] if "b_tok_s" in row else []),
                 _change(row.get("ratio")),
                 f"{_change(row.get('low'))} … {_change(row.get('high'))}" if row.get("low") is not None else "–",
                 "–" if row.get("p") is None else f"{row['p']:.3g}",
-                "yes" if row.get("resolved") else "no",
+                "*" if row.get("resolved") else "",
             )
-    out.print(table)
+    out.print(table, crop=False)
+    for line in (
+        "tok/s: medians over the sandwiches, a block of B between two of A; B to A: of geometric means",
+        "interval: 95 %, and p: permutation, both over the sandwiches of this one run; * resolved in it",
+        "cold, carry: tokens left out at the start and after each switch; an effect that hangs on them is theirs",
+    ):
+        out.print(Text(line, style="dim"))
+    for note in result.get("notes", ()):
+        out.print(Text(f"note: {escape(note)}", style="dim"))
