@@ -50,7 +50,7 @@ def recorded(runs: dict[str, list[pb.Frame]]) -> list[bytes]:
 
 
 def test_engine_outlives_its_agent_and_is_adopted(phone: Agent) -> None:
-    asked = plan([cell("long", n_predict=400), cell("next")])
+    asked = plan([cell("long", n_predict=800), cell("next")])
     phone.start()
     submit(phone, asked)
     wait_tokens(phone, 20)

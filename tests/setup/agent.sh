@@ -58,7 +58,7 @@ make_venv() {
     version=$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     mkdir -p "$venv/lib/python$version/site-packages"
     "$root/.venv/bin/python" -m pip --quiet --python "$venv/bin/python" install \
-        --editable "$root" 'pytest>=8.3' 'hypothesis>=6.100' 'pytest-timeout>=2.3'
+        --editable "$root" 'pytest>=8.3' 'hypothesis>=6.100' 'pytest-timeout>=2.3' 'pytest-rerunfailures>=15'
 }
 
 stamp=$(sha256sum "$root/pyproject.toml" "$0" | sha256sum | cut -c1-32)
