@@ -27,7 +27,7 @@ from bmoe_agent.runner import record_unrun, run_attempt
 from bmoe_agent.runner_live import AgentStopping, Ended, Live, log
 from bmoe_agent.spool import RunSummary, SpoolError
 from bmoe_agent.taking import problems, warnings
-from bmoe_agent.todo import UNRUN_CAUSES, elapsed_s, next_attempt, next_cell, stops
+from bmoe_agent.todo import UNRUN_CAUSES, elapsed_s, next_attempt, next_cell, open_cells, stops
 from bmoe_agent.wakelock import WakeLock
 
 TROUBLE_PAUSE_S = 15.0
@@ -66,12 +66,7 @@ class Night:
         plan_id = plan.plan_id
         reply = pb.SubmitReply(plan_id=plan_id)
         with self._lock:
-            known = next((item for item in self._plans if item.plan.plan_id == plan_id), None)
-            if known is not None:
-                same = _same(known.plan, plan)
-                reply.already = same
-                if not same:
-                    reply.refused.append(f"plan {plan_id} is another plan on this phone")
+            if self._is_known(plan, reply):
                 return reply
         reply.refused.extend(problems(plan))
         if reply.refused:
@@ -79,14 +74,29 @@ class Night:
         self._context.refresh_config()
         reply.warnings.extend(warnings(plan, self._context.config, self._context.gates.readable()[1]))
         with self._lock:
+            if self._is_known(plan, reply):  # two hosts may hand it in at once
+                return reply
             number = max((item.number for item in self._plans), default=0) + 1
-            self._folder.mkdir(mode=0o700, exist_ok=True)
             path = self._folder / f"{number:06d}-{plan_id}.plan"
-            _write_durably(path, plan.SerializeToString())
+            try:
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+                _write_durably(path, plan.SerializeToString())
+            except OSError as error:
+                reply.refused.append(f"the phone cannot keep the plan: {path}: {error.strerror}")
+                return reply
             self._plans.append(Queued(number, plan))
             self._context.wake()
             self._idle.clear()
         return reply
+
+    def _is_known(self, plan: pb.Plan, reply: pb.SubmitReply) -> bool:
+        known = next((item for item in self._plans if item.plan.plan_id == plan.plan_id), None)
+        if known is None:
+            return False
+        reply.already = _same(known.plan, plan)
+        if not reply.already:
+            reply.refused.append(f"plan {plan.plan_id} is another plan on this phone")
+        return True
 
     def cancel(self, plan_id: str, *, only_current_cell: bool) -> pb.CancelReply:
         """Cancel a plan ("": the running one) or the cell it is at."""
@@ -100,15 +110,16 @@ class Night:
             if only_current_cell:
                 if not running:
                     return pb.CancelReply(cancelled=False, detail=f"plan {wanted} has no cell running")
-                self._cancel = "the cell was cancelled"
+                self._cancel, unkept = "the cell was cancelled", ""
             else:
                 if not running and next_cell(item.plan, self._context.spool.summaries()) is None:
                     return pb.CancelReply(cancelled=False, detail=f"plan {wanted} is done")
-                self._mark(item, "cancelled", "cancelled by the user")
+                unkept = self._mark(item, "cancelled", "cancelled by the user")
                 if running:
                     self._cancel = "the plan was cancelled"
+            detail = self._cancel or "the plan was cancelled before it began"
         self._context.wake()
-        return pb.CancelReply(cancelled=True, detail=self._cancel or "the plan was cancelled before it began")
+        return pb.CancelReply(cancelled=True, detail=f"{detail}{unkept}")
 
     def tell(self, run_id: bytes, note: pb.Note) -> bool:
         """Add a host's evidence to the run that is open; False when it is not this one, or none."""
@@ -259,10 +270,14 @@ class Night:
         return not why
 
     def _stop(self, item: Queued, why: str, cause: str) -> None:
-        """End a plan; the cells it leaves unrun get a run each that says why."""
+        """End a plan; the cells it leaves unrun get a run each that says why. Raises `AgentStopping`: the next agent goes on."""
         try:
-            while not item.state and (todo := next_cell(item.plan, self._context.spool.summaries())) is not None:
-                record_unrun(self._context, item.plan, *todo, gate=cause.removeprefix("gate:"), why=why)
+            for cell, attempt in open_cells(item.plan, self._context.spool.summaries()):
+                if self._context.stop.is_set():
+                    raise AgentStopping
+                if item.state:  # cancelled meanwhile
+                    break
+                record_unrun(self._context, item.plan, cell, attempt, gate=cause.removeprefix("gate:"), why=why)
         except (OSError, SpoolError):
             log.exception("plan %s: what is left unrun cannot be put on record", item.plan.plan_id)
         with self._lock:
@@ -311,8 +326,12 @@ class Night:
                 continue
             try:
                 plan = pb.Plan.FromString((self._folder / name).read_bytes())
-            except Exception:  # protobuf's DecodeError, or an unreadable file: one plan must not stop the others
-                log.exception("%s cannot be read and is left out", self._folder / name)
+                if plan.plan_id != match[2] or not plan.cells:
+                    raise ValueError("it is not the plan that its name says")
+            except (
+                Exception
+            ) as error:  # protobuf's DecodeError, or an unreadable file: one plan must not stop the others
+                log.error("%s cannot be read and is left out: %s", self._folder / name, error)
                 continue
             item = Queued(int(match[1]), plan)
             try:
@@ -323,9 +342,16 @@ class Night:
             plans.append(item)
         return plans
 
-    def _mark(self, item: Queued, state: str, why: str) -> None:
+    def _mark(self, item: Queued, state: str, why: str) -> str:
+        """Set how a plan ended; it holds for this agent whatever the disk says, which is returned when it took no note."""
         item.state, item.why = state, why
-        write_private(self._folder / f"{item.plan.plan_id}.state", json.dumps({"state": state, "why": why}) + "\n")
+        path = self._folder / f"{item.plan.plan_id}.state"
+        try:
+            write_private(path, json.dumps({"state": state, "why": why}) + "\n")
+        except OSError as error:
+            log.error("%s: %s: that plan %s is %s is not kept", path, error.strerror, item.plan.plan_id, state)
+            return f"; the phone cannot keep that ({error.strerror}): when its agent starts again, cancel again"
+        return ""
 
     @staticmethod
     def _listed(item: Queued, runs: Sequence[RunSummary], running: bool) -> pb.PlanListing:
@@ -356,9 +382,13 @@ def _same(one: pb.Plan, other: pb.Plan) -> bool:
 
 def _write_durably(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_directory(path.parent)

@@ -6,7 +6,7 @@ plan's only state, so an agent that is started again comes to the same answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from bmoe_proto.gates import STOPS
 from bmoe_proto.outcome import Outcome
@@ -41,8 +41,8 @@ def next_attempt(cell: pb.Cell, runs: Sequence[RunSummary]) -> int | None:
     return last.attempt + 1 if again and counted <= cell.retries else None
 
 
-def next_cell(plan: pb.Plan, runs: Iterable[RunSummary]) -> tuple[pb.Cell, int] | None:
-    """The first cell in the plan's order that is not done, and its attempt; None when the plan is done."""
+def open_cells(plan: pb.Plan, runs: Iterable[RunSummary]) -> Iterator[tuple[pb.Cell, int]]:
+    """The cells that are not done, in the plan's order, each with its next attempt."""
     by_cell: dict[int, list[RunSummary]] = {}
     for run in runs:
         if run.plan_id == plan.plan_id and run.started:
@@ -50,8 +50,12 @@ def next_cell(plan: pb.Plan, runs: Iterable[RunSummary]) -> tuple[pb.Cell, int] 
     for cell in plan.cells:
         attempt = next_attempt(cell, by_cell.get(cell.index, []))
         if attempt is not None:
-            return cell, attempt
-    return None
+            yield cell, attempt
+
+
+def next_cell(plan: pb.Plan, runs: Iterable[RunSummary]) -> tuple[pb.Cell, int] | None:
+    """The first cell in the plan's order that is not done, and its attempt; None when the plan is done."""
+    return next(open_cells(plan, runs), None)
 
 
 def stops(plan: pb.Plan, runs: Iterable[RunSummary]) -> list[str]:

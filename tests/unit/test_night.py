@@ -1,9 +1,14 @@
 """Which cell comes next: worked out from recorded runs alone, by the design's table of outcomes."""
 
+import errno
+import os
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bmoe_agent import config
+from bmoe_agent import config, night
 from bmoe_agent.serve.port import Measuring
 from bmoe_agent.spool import RunSummary
 from bmoe_agent.supervisor import Supervisor
@@ -12,6 +17,7 @@ from bmoe_agent.todo import MAX_LOST, UNRUN_CAUSES, elapsed_s, next_attempt, nex
 from bmoe_proto.v1 import telemetry_pb2 as pb
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.agents import wait_for
 
 pytestmark = pytest.mark.agent
 
@@ -155,3 +161,84 @@ def test_a_speed_probe_is_a_measurement_too(tmp_path: Path) -> None:
         assert supervisor.context.spool.wait(before, 0)  # readers go on at once
     finally:
         supervisor.stop()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Supervisor]:
+    """An agent that does not serve and whose night has not begun."""
+    config.init(tmp_path / "home")
+    made = Supervisor(tmp_path / "home", serve=False)
+    yield made
+    made.stop()
+
+
+def many(cells: int) -> pb.Plan:
+    asked = [pb.Cell(name=f"c{index}", model="m", prompt=b"x", index=index) for index in range(cells)]
+    return pb.Plan(plan_id=PLAN, name="many", cells=asked, limits=pb.Limits(min_free_bytes=1 << 62))
+
+
+def kept(agent: Supervisor) -> list[str]:
+    return sorted(path.name for path in (agent.context.home / "plans").iterdir())
+
+
+def test_a_plan_that_two_hosts_hand_in_at_once_is_here_once(agent: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2)
+    monkeypatch.setattr(night, "problems", lambda _plan: [""] * (both.wait(30) - 2))
+    threads = [threading.Thread(target=agent.submit, args=(many(1),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert kept(agent) == [f"000001-{PLAN}.plan"]
+    assert len(agent.listing()) == 1
+
+
+def test_a_full_disk_refuses_a_plan_and_does_not_keep_one_from_being_cancelled(
+    agent: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert agent.submit(many(1)).refused == []
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        other = many(1)
+        other.plan_id = "cd" * 16
+        (refused,) = agent.submit(other).refused
+        assert "cannot keep the plan" in refused
+        assert "No space left" in refused
+        reply = agent.cancel(PLAN, only_current_cell=False)
+    assert reply.cancelled
+    assert "cancel again" in reply.detail
+    assert [(plan.plan_id, plan.state) for plan in agent.listing()] == [(PLAN, "cancelled")]
+    assert kept(agent) == [f"000001-{PLAN}.plan"]
+
+
+def test_a_plan_that_is_torn_is_left_out_and_stops_no_other(agent: Supervisor) -> None:
+    agent.submit(many(3))
+    folder = agent.context.home / "plans"
+    whole = (folder / f"000001-{PLAN}.plan").read_bytes()
+    for number, torn in enumerate((b"", whole[:10], whole[:40], b"\xff" * 100), 2):
+        (folder / f"{number:06d}-{number:032x}.plan").write_bytes(torn)
+    (folder / f"{PLAN}.state").write_text('{"state": "canc')
+    assert [(plan.plan_id, plan.state) for plan in night.Night(agent.context).listing()] == [(PLAN, "queued")]
+
+
+def test_an_agent_that_is_stopped_while_it_records_what_a_limit_left_unrun_goes_on_later(tmp_path: Path) -> None:
+    """Ten thousand cells take minutes, and nobody waits minutes for an agent to stop."""
+    config.init(tmp_path / "home")
+    agent = Supervisor(tmp_path / "home", serve=False)
+    agent.submit(many(2000))
+    agent.start()
+    wait_for(lambda: len(agent.context.spool.runs()) > 5, "some cells on record")
+    began = time.monotonic()
+    agent.stop()
+    assert time.monotonic() - began < 10
+    recorded = len(agent.context.spool.runs())
+    assert recorded < 2000
+    again = Supervisor(tmp_path / "home", serve=False)
+    assert again.listing()[0].state == "queued"
+    again.start()
+    wait_for(lambda: len(again.context.spool.runs()) > recorded + 5, "more cells on record")
+    again.stop()
