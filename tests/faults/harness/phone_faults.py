@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import signal
+import time
 
 from bmoe_proto import framing
 from bmoe_proto.v1 import telemetry_pb2 as pb
@@ -191,7 +193,7 @@ def disk_full(world: World, step: Step) -> Undo | None:
     phone = world.phones[step.phone]
     if not phone.small:
         return None
-    phone.was_full = True
+    phone.full_until = math.inf
     phone.harm_all(step.fault)
     filler = phone.agent.home / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
@@ -206,6 +208,7 @@ def disk_full(world: World, step: Step) -> Undo | None:
     def room() -> None:
         phone.harm_all(step.fault)
         filler.unlink(missing_ok=True)
+        phone.full_until = time.monotonic() + 3
 
     return room
 

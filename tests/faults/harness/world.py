@@ -49,7 +49,7 @@ class FaultPhone(Phone):
         self.own_prefix = list(self.agent.prefix)
         self.boots: list[subprocess.Popen[bytes]] = []
         self.harmed: dict[str, set[str]] = {}  # runs that may have lost a part of their record, and to which faults
-        self.was_full = False
+        self.full_until = -math.inf  # monotonic; an agent may find no room to start in
         self.agent_wanted = True
         self.group: Path | None = None
         self.thawed: list[Path] = []
@@ -224,7 +224,7 @@ class World:
         for phone in self.phones:
             process, name = phone.agent.process, f"agent {phone.number}"
             if phone.agent_wanted and process is not None and process.poll() is not None:
-                if name not in self._down_since and not phone.was_full:
+                if name not in self._down_since and time.monotonic() > phone.full_until:
                     text = phone.agent.log_text()[-600:]
                     self.unasked.append(f"the agent of phone {phone.number} ended with {process.returncode}: {text}")
                 if self._again(name):
