@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 Value = int | float | str | bool | None
@@ -170,20 +171,46 @@ class RunRecord:
 def _merge(first: Rows, second: Rows) -> Rows:
     """Join two sources by (turn, step), the first one's values standing wherever it has any."""
     names = list(dict.fromkeys([*first.columns, *second.columns]))
-    places = {key: at for at, key in enumerate(zip(second.get("turn"), second.get("step"), strict=True))}
+    theirs_keys = list(zip(second.get("turn"), second.get("step"), strict=True))
+    places = {key: at for at, key in enumerate(theirs_keys)}
     keys = list(zip(first.get("turn"), first.get("step"), strict=True))
+    if keys == theirs_keys and len(places) == len(keys):
+        columns = _side_by_side(names, first, second)  # as usual: both sources tell of the same tokens
+    else:
+        columns = _by_key(names, first, second, keys, places)
+    order = [
+        (-1 if turn is None else turn, step or 0) for turn, step in zip(columns["turn"], columns["step"], strict=True)
+    ]
+    if any(after < before for before, after in pairwise(order)):
+        places_of = sorted(range(len(order)), key=order.__getitem__)
+        columns = {name: [column[at] for at in places_of] for name, column in columns.items()}
+    return Rows(columns)
+
+
+def _side_by_side(names: Sequence[str], first: Rows, second: Rows) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {}
+    for name in names:
+        mine, theirs = first.columns.get(name), second.columns.get(name)
+        if mine is None or theirs is None or None not in mine:
+            columns[name] = list(theirs if mine is None and theirs is not None else mine or ())
+        else:
+            pairs = zip(mine, theirs, strict=True)
+            columns[name] = [value if value is not None else other for value, other in pairs]
+    return columns
+
+
+def _by_key(
+    names: Sequence[str], first: Rows, second: Rows, keys: Sequence[tuple[Any, Any]], places: Mapping[Any, int]
+) -> dict[str, list[Any]]:
     known = set(keys)
     lone = [at for key, at in places.items() if key not in known]
     columns: dict[str, list[Any]] = {}
     for name in names:
-        mine = first.get(name)
-        theirs = second.get(name)
+        mine, theirs = first.get(name), second.get(name)
         column = [
             value if value is not None else (theirs[places[key]] if key in places else None)
             for key, value in zip(keys, mine, strict=True)
         ]
         column.extend(theirs[at] for at in lone)
         columns[name] = column
-    turns = [-1 if turn is None else turn for turn in columns["turn"]]
-    order = sorted(range(len(turns)), key=lambda at: (turns[at], columns["step"][at] or 0))
-    return Rows({name: [column[at] for at in order] for name, column in columns.items()})
+    return columns

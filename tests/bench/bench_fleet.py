@@ -2,7 +2,7 @@
 
 One process (fleet_load.py) is 64 agents: the agent's own service, each on an abstract socket of its own, and the agent's
 own spool and writer, into which a run is replayed that the real agent recorded once here with the stand-in engine: about 20
-tokens a second, default samples, cells one after the other with two seconds between, a metrics file each. The collector is
+tokens a second, default samples, cells one after the other with a second between, a metrics file each. The collector is
 `bmoe collect` as a process, reaching them as `local:` phones; adb is not part of this, nor is what a host samples through it.
 Phones' disks are in memory, the database is on the disk and durable.
 
@@ -11,7 +11,7 @@ Phones' disks are in memory, the database is on the disk and durable.
   phone: up to 1.9 s more, in which the writer waits for the block to fill.
 - CPU: of the collector's process with all its threads and children, over the same seconds. Postgres's own is in the detail.
 - drain: rows of everything that a night left (blocks, tokens of both sources, samples …) over the seconds from the first
-  block read on a phone to the last acknowledgement, files and judging included; beside the same from one phone alone, before
+  block read on a phone until the last thing is acknowledged and the last run judged, files included; beside the same from one phone alone, before
   and after, the faster of the two. A night is NIGHT_RUNS cells of a phone, so a few minutes of it: rows a second do not depend
   on its length.
 
@@ -133,6 +133,24 @@ class Bench:
             process.kill()
             process.wait()
 
+    def drained(self, within: float) -> tuple[float, float]:
+        """Wait until everything on the phones is acknowledged and all runs are judged: when that began and ended."""
+        took = self.phones.ask("drained", within=within)
+        if "ended" not in took:
+            raise RuntimeError(f"not drained in {within:g} s: {took}; see {self.folder / 'collect.log'}")
+        waited = False
+        while self.unjudged():
+            waited = True
+            time.sleep(0.05)
+        return took["began"], time.monotonic() if waited else took["ended"]
+
+    def unjudged(self) -> bool:
+        """Whether a run has no facts yet."""
+        runs, facts = tables.RUNS, tables.RUN_FACTS
+        query = select(runs.c.run_no).outerjoin(facts, facts.c.run_no == runs.c.run_no).where(facts.c.run_no.is_(None))
+        with self.store.read() as connection:
+            return connection.execute(query.limit(1)).first() is not None
+
     def rows(self) -> int:
         """Rows that runs have made so far."""
         with self.store.read() as connection:
@@ -144,14 +162,12 @@ class Bench:
         self.runs += made["runs"]
         with self.collector(phones) as process:
             before = cpu_s(process.pid)
-            took = self.phones.ask("drained", within=900.0)
+            began, ended = self.drained(900.0)
             used = cpu_s(process.pid) - before
-        if took["seconds"] is None:
-            raise RuntimeError(f"not drained: {took}; see {self.folder / 'collect.log'}")
         if not self.rows_of_run:
             self.rows_of_run = self.rows() / self.runs
         rows = round(made["runs"] * self.rows_of_run)
-        seconds = took["seconds"]
+        seconds = ended - began
         return {
             "rows_s": round(rows / seconds),
             "rows": rows,
@@ -178,9 +194,7 @@ class Bench:
                 if ":" in line
             )
             self.phones.ask("rest")
-            left = self.phones.ask("drained", within=120.0)
-            if left["seconds"] is None:
-                raise RuntimeError(f"not drained after all had stopped: {left}")
+            self.drained(120.0)
         return (
             lags["blocks"]["p99"],
             cores[0],

@@ -9,13 +9,14 @@ many. A line of JSON in, a line out:
     {"do": "connected"}                   how many phones have a reader
     {"do": "measure", "seconds": S}       lags over that time
     {"do": "rest"}                        the runs that are under way end at once, and no more begin
-    {"do": "drained", "within": S}        waits until everything is acknowledged; seconds since the first block was read
+    {"do": "drained", "within": S}        waits until everything is acknowledged; when that began and ended, monotonic
 """
 
 from __future__ import annotations
 
 import heapq
 import json
+import math
 import random
 import secrets
 import sys
@@ -26,7 +27,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bmoe_agent.serve.port import Measuring
 from bmoe_agent.serve.server import Server
 from bmoe_agent.serve.service import AgentService
 from bmoe_proto import proof
@@ -113,14 +113,14 @@ class Load:
         return {"runs": phones * runs, "bytes": used, "seconds": time.monotonic() - began}
 
     def drained(self, within: float) -> dict[str, Any]:
-        """Wait until nothing is left on any phone; how long that took since the first block was read."""
+        """Wait until nothing is left on any phone: when the first block was read and the last thing acknowledged."""
         deadline = time.monotonic() + within
         while not all(phone.empty() for phone in self.phones):
             if time.monotonic() > deadline:
                 left = sum(phone.spool.backlog_bytes() for phone in self.phones)
-                return {"seconds": None, "left_bytes": left, "runs": sum(len(p.spool.runs()) for p in self.phones)}
+                return {"left_bytes": left, "left_runs": sum(len(phone.spool.runs()) for phone in self.phones)}
             time.sleep(0.05)
-        return {"seconds": self.lags.last_acknowledged - self.lags.first_read}
+        return {"began": self.lags.first_read, "ended": self.lags.last_acknowledged}
 
     def connected(self) -> int:
         """How many phones have a reader."""
@@ -141,16 +141,19 @@ class Load:
         assert self._thread is not None
         self._thread.join()
         for phone in self.phones:
-            if phone.measuring is not None:
+            if phone.busy:
                 phone.finish()
-                phone.measuring = None
 
     def measure(self, seconds: float) -> dict[str, Any]:
         """Lags of what is acknowledged within so many seconds from now."""
-        self.lags.again()
-        self.lags.on = True
+        began = time.monotonic()
+        self.lags.again(began)
         time.sleep(seconds)
-        self.lags.on = False
+        self.lags.since = math.inf
+        # what is still to be acknowledged has a lag too
+        now = time.monotonic()
+        for phone in self.phones:
+            phone.spool.overdue(began, now)
         waiting = sum(phone.spool.backlog_bytes() for phone in self.phones)
         return {
             "blocks": quantiles(self.lags.blocks),
@@ -163,7 +166,7 @@ class Load:
         now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         heap: list[tuple[int, int]] = []
         for phone in self.phones:
-            self._begin(phone, now_ns - int(self.recording.length_ns * random.random()))
+            phone.begin(now_ns - int(self.recording.length_ns * random.random()))
             heap.append((phone.due_ns(), phone.number))
         heapq.heapify(heap)
         while not self._resting.is_set():
@@ -172,21 +175,15 @@ class Load:
             if late_ns < 0:
                 time.sleep(-late_ns / 1e9)
                 continue
-            if self.lags.on:
+            if self.lags.since < math.inf:
                 self.lags.slips.append(late_ns / 1e9)
             phone = self.phones[number]
-            if phone.measuring is None:
-                self._begin(phone, due_ns)
+            if not phone.busy:
+                phone.begin(due_ns)
             elif not phone.step():
-                phone.measuring = None
                 heapq.heapreplace(heap, (due_ns + BETWEEN_NS, number))
                 continue
             heapq.heapreplace(heap, (phone.due_ns(), number))
-
-    @staticmethod
-    def _begin(phone: Phone, began_ns: int) -> None:
-        phone.begin(began_ns)
-        phone.measuring = Measuring(phone.run_id)
 
 
 def quantiles(values: list[float]) -> dict[str, float | int]:

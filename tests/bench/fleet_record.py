@@ -9,6 +9,7 @@ alike, so that no store can keep two as one.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import secrets
@@ -28,8 +29,8 @@ TOKENS = 1024
 ENGINE = "tok_s=15,load_s=1,prefill_s=1"  # with the flags below about 20 tokens a second
 FLAGS = ["--moe-stream", "--cache-mb", "8", "--force-cache", "--overlap"]
 DIGITS = 6
-BETWEEN_NS = 2_000_000_000
-"""Between two cells: what gates take at the least."""
+BETWEEN_NS = 1_000_000_000
+"""From a run's end to the next one's beginning; its launch is some tenths later. Gates take longer, where there are any."""
 
 
 def record(folder: Path) -> Path:
@@ -118,21 +119,22 @@ class Variant:
 
 @dataclass(slots=True)
 class Lags:
-    """Seconds until acknowledged, while `on`: of blocks since they were on the phone's disk, of frames since they were made.
+    """Seconds until acknowledged: of blocks since they were on the phone's disk, of frames since they were made.
 
     An acknowledgement is sent after the commit and takes its way to the phone, so each is a little more than the time
     until committed.
     """
 
-    on: bool = False
+    since: float = math.inf  # of what was on the disk before that it is no measure
     blocks: list[float] = field(default_factory=list)
     frames: list[float] = field(default_factory=list)
     slips: list[float] = field(default_factory=list)  # how late the replay itself was
     first_read: float = 0.0
     last_acknowledged: float = 0.0
 
-    def again(self) -> None:
-        """Forget what was measured."""
+    def again(self, since: float = math.inf) -> None:
+        """Forget what was measured; what is written from `since` on is measured."""
+        self.since = since
         for found in (self.blocks, self.frames, self.slips):
             found.clear()
         self.first_read = self.last_acknowledged = 0.0
@@ -178,10 +180,18 @@ class WatchedSpool(Spool):
         sent = self._sent.get(run_id)
         while sent is not None and sent.waiting and sent.waiting[0][0] <= offset:
             _, at, frames = sent.waiting.popleft()
-            if self.lags.on:
+            if at >= self.lags.since:
                 self.lags.blocks.append(now - at)
                 self.lags.frames.extend(now - made for made in frames)
         return super().acknowledge(store_id, run_id, segment, offset)
+
+    def overdue(self, since: float, now: float) -> None:
+        """Count what was written since then and is not acknowledged, by how old it is."""
+        for sent in list(self._sent.values()):
+            for _, at, frames in list(sent.waiting):
+                if at >= since:
+                    self.lags.blocks.append(now - at)
+                    self.lags.frames.extend(now - made for made in frames)
 
     def acknowledge_artifact(self, store_id: bytes, run_id: bytes, name: str, sha256: bytes) -> str:
         self.lags.last_acknowledged = time.monotonic()
@@ -232,10 +242,9 @@ class Phone:
         Path(self.spool.files_directory(run_id), "metrics.csv").write_bytes(self._variant.csv)
 
     @property
-    def run_id(self) -> bytes:
-        """The run that is being recorded."""
-        assert self._writer is not None
-        return self._writer.run_id
+    def busy(self) -> bool:
+        """Whether a run is under way."""
+        return self._writer is not None
 
     def due_ns(self) -> int:
         """When the next frame, or the end, is due."""
@@ -252,6 +261,8 @@ class Phone:
             self._end(writer, due_ns)
             return False
         _, number, said = steps[self._at]
+        if number == FIELDS["launched"]:
+            self.measuring = Measuring(writer.run_id)
         self.spool.made(writer.run_id)
         writer.append_encoded(number, self._variant.changed.get(self._at, said), due_ns)
         self._at += 1
@@ -286,6 +297,7 @@ class Phone:
         self.spool.made(writer.run_id)
         writer.end(ended, boot_ns)
         self._writer = None
+        self.measuring = None
         self.runs += 1
 
     def empty(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, select
 from support import records
+from support.agents import wait_for
 
 RUN = bytes.fromhex("5a" * 16)
 STDERR = b"load_tensors: some text\nbmoe: ready\n"
@@ -201,6 +204,45 @@ def test_two_collectors_in_turn_and_segments_in_any_order(store_url, tmp_path):
     for number, (cursor, data) in enumerate([*second, *first, *third]):
         (taker if number % 2 else other).blocks(records.AGENT, cursor, data)
     assert image(taker.store) == image(reference.store)
+
+
+def test_phones_that_wait_for_each_other_are_committed_as_if_each_were_alone(store_url, tmp_path):
+    taker = ingestor(store_url, tmp_path)
+    shelf = [records.whole(bytes([number]) * 16, records.oneshot(), STDERR, seed=number) for number in range(6)]
+    steps = [list(record.batches([2])) for record in shelf]
+    cursor, data = steps[3][1]
+    steps[3][1] = (pb.Cursor(run_id=cursor.run_id, segment=cursor.segment, offset=cursor.offset + 1), data)
+    refused = []
+
+    def send(number, step):
+        cursor, data = steps[number][step]
+        try:
+            taker.blocks(bytes([number]) * 16, cursor, data)
+        except IngestError:
+            refused.append((number, step))
+
+    for step in range(max(map(len, steps))):
+        threads = [
+            threading.Thread(target=send, args=(number, step)) for number in range(6) if step < len(steps[number])
+        ]
+        with taker.store.turn if taker.store.dialect == "sqlite" else contextlib.nullcontext():
+            for thread in threads:
+                thread.start()
+            if taker.store.dialect == "sqlite":
+                wait_for(lambda: len(taker._together._waiting) == len(threads), "all wait")  # noqa: B023 - this round's
+        for thread in threads:
+            thread.join()
+    assert refused == [(3, step) for step in range(1, len(steps[3]))]  # its hole, and all behind it
+    alone = ingestor(f"{tmp_path}/alone.db", tmp_path)
+    for number, record in enumerate(shelf):
+        for cursor, data in record.batches([2]):
+            alone.blocks(bytes([number]) * 16, cursor, data)
+        if number != 3:
+            assert image(taker.store, record.run_id) == image(alone.store, record.run_id)
+    deliver_rest = list(shelf[3].batches([2]))[1:]
+    for cursor, data in deliver_rest:
+        taker.blocks(bytes([3]) * 16, cursor, data)
+    assert image(taker.store, shelf[3].run_id) == image(alone.store, shelf[3].run_id)
 
 
 def test_one_whose_phone_was_taken_over_commits_nothing_more(store_url, tmp_path):

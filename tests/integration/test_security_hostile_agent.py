@@ -10,7 +10,6 @@ import hashlib
 import math
 import os
 import struct
-import threading
 import tracemalloc
 import zlib
 
@@ -96,7 +95,7 @@ def test_another_phones_file_is_not_to_be_given(taker, tmp_path):
     fetcher = FileFetcher(taker, HOSTILE, tmp_path / "parts")
     fetcher.expect(pb.FollowReply.Ended(run_id=RUN, artifacts=[facts("metrics.csv", 18, sha)]))
     with Giving(fake.read_bytes()) as client:
-        assert fetcher.fetch(client, True, threading.Lock(), lambda: None) == 0
+        assert fetcher.fetch(client, True, lambda: None) == 0
     assert not client.acknowledged
     assert not fetcher.pending()
     assert "metrics.csv" not in {artifact.name for artifact in load_run(taker.store, RUN.hex()).artifacts}
@@ -244,7 +243,7 @@ class TestFiles:
     def test_more_than_was_announced_is_not_written(self, sqlite_taker, tmp_path):
         fetcher = self.fetcher(sqlite_taker, tmp_path, facts("metrics.csv", 100, b"h" * 32))
         with Giving(endless=True) as client, contextlib.suppress(calls.CallError):
-            fetcher.fetch(client, True, threading.Lock(), lambda: None)
+            fetcher.fetch(client, True, lambda: None)
         assert client.sent <= 4 << 20
         assert sum(path.stat().st_size for path in (tmp_path / "parts").iterdir()) <= 4 << 20
         assert not client.acknowledged
@@ -252,14 +251,14 @@ class TestFiles:
     def test_a_file_bigger_than_this_disk_is_not_begun(self, sqlite_taker, tmp_path):
         fetcher = self.fetcher(sqlite_taker, tmp_path, facts("metrics.csv", 2**60, b"h" * 32))
         with Giving(endless=True) as client:
-            assert fetcher.fetch(client, True, threading.Lock(), lambda: None) == 0
+            assert fetcher.fetch(client, True, lambda: None) == 0
         assert client.sent == 0
 
     @pytest.mark.parametrize("sha", [b"x", b"x" * 5000])
     def test_a_hash_that_is_none_names_no_file(self, sqlite_taker, tmp_path, sha):
         fetcher = self.fetcher(sqlite_taker, tmp_path, facts("metrics.csv", 5, sha))
         with Giving(b"12345") as client:
-            assert fetcher.fetch(client, True, threading.Lock(), lambda: None) == 0
+            assert fetcher.fetch(client, True, lambda: None) == 0
         assert not client.acknowledged
 
     def test_a_name_with_a_path_is_a_name_and_goes_nowhere(self, sqlite_taker, tmp_path):
@@ -268,7 +267,7 @@ class TestFiles:
         fetcher = self.fetcher(sqlite_taker, tmp_path, facts("../../../up.csv", len(data), sha))
         before = {path for path in tmp_path.parent.rglob("*") if path.name == "up.csv"}
         with Giving(data) as client:
-            fetcher.fetch(client, True, threading.Lock(), lambda: None)
+            fetcher.fetch(client, True, lambda: None)
         assert {path for path in tmp_path.parent.rglob("*") if path.name == "up.csv"} == before
         assert not os.path.exists(tmp_path / "up.csv")
 
@@ -281,7 +280,7 @@ class TestFiles:
         data = b"# bmoe_metrics v2\nstep,wall_ms\n" + b"1,2.0\n" * 400
         fetcher = self.fetcher(sqlite_taker, tmp_path, facts("metrics.csv", len(data), hashlib.sha256(data).digest()))
         with Giving(data) as client:
-            assert fetcher.fetch(client, True, threading.Lock(), lambda: None) == 1
+            assert fetcher.fetch(client, True, lambda: None) == 1
         found = load_run(sqlite_taker.store, RUN.hex())
         assert not len(found.csv)
         assert any("without rows" in str(problem) for problem in found.run["problems"])

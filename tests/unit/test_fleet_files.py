@@ -1,6 +1,5 @@
 """Files of ended runs: fetched once, said to be stored, and not awaited for ever when a phone has them no more."""
 
-import contextlib
 import hashlib
 
 import grpc
@@ -77,7 +76,7 @@ def ended():
 
 
 def fetch(fetcher, phone):
-    return fetcher.fetch(phone, True, contextlib.nullcontext(), lambda: None)
+    return fetcher.fetch(phone, True, lambda: None)
 
 
 def test_a_file_told_of_again_after_it_was_stored_is_acknowledged_and_not_awaited(tmp_path, ended):

@@ -7,7 +7,6 @@ killed at any moment.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -19,6 +18,7 @@ from bmoe_proto import calls
 from bmoe_collector.fleet import queue
 from bmoe_collector.fleet.drainer import Drainer, Timers
 from bmoe_collector.fleet.phone import AWAY, PhoneBoard, PhoneNow
+from bmoe_collector.fleet.settler import Settler
 from bmoe_collector.ingest.ingestor import Ingestor
 from bmoe_collector.reach.adb import ADDRESS, AdbError
 from bmoe_collector.reach.routes import Reach, Sighting, best_routes
@@ -70,10 +70,8 @@ class Collector:
         self._only = set(only) if only is not None else None
         self._timers = timers or Timers()
         self._holder = new_holder()
-        sqlite = store.dialect == "sqlite"
-        self._writing: contextlib.AbstractContextManager[object] = (
-            threading.Lock() if sqlite else contextlib.nullcontext()
-        )
+        self._settler = Settler(ingestor, self._timers.files_s, self._settled, self._unsettled)
+        ingestor.later = self._settler.add
         self._drainers: dict[bytes, Drainer] = {}
         self._addresses: dict[str, _Address] = {}
         self._wake = threading.Event()
@@ -104,6 +102,7 @@ class Collector:
             arguments = (self._wake.set, self._stopping)
             tracker = threading.Thread(target=self._reach.adb.track, args=arguments, name="adb-track", daemon=True)
             tracker.start()
+        self._settler.start()
         look_at = 0.0
         try:
             while not self._stopping.is_set():
@@ -123,6 +122,7 @@ class Collector:
                 drainer.stop()
             for drainer in self._drainers.values():
                 drainer.join(60)
+            self._settler.stop()
             if tracker is not None:
                 tracker.join(5)
 
@@ -139,6 +139,16 @@ class Collector:
         """Whether every phone in reach is drained and runs nothing."""
         busy = [phone for phone in self.board.all() if phone.state == "ready" and phone.doing not in {"", "idle"}]
         return self.drained() and not busy
+
+    def _settled(self, uuid: bytes) -> None:
+        drainer = self._drainers.get(uuid)
+        if drainer is not None:
+            drainer.settled()
+
+    def _unsettled(self, uuid: bytes, error: Exception, tries: int) -> None:
+        drainer = self._drainers.get(uuid)
+        if drainer is not None:
+            drainer.unsettled(error, tries)
 
     # ------------------------------------------------------------ looking
 
@@ -181,7 +191,7 @@ class Collector:
                 self.board,
                 self._holder,
                 self._timers,
-                self._writing,
+                self._settler,
                 self._connected,
             )
             drainer.set_routes([first])

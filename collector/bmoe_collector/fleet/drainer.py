@@ -13,11 +13,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bmoe_proto import calls
 from bmoe_proto.v1 import telemetry_pb2 as pb
@@ -26,8 +25,10 @@ from sqlalchemy import Connection
 from bmoe_collector.fleet import trouble
 from bmoe_collector.fleet.files import FileFetcher
 from bmoe_collector.fleet.phone import AWAY, PhoneBoard
+from bmoe_collector.fleet.requests import Requests
+from bmoe_collector.fleet.settler import Settler
 from bmoe_collector.fleet.trouble import LeaseLostError
-from bmoe_collector.ingest.ingestor import Ingestor
+from bmoe_collector.ingest.ingestor import Ingestor, Unsettled
 from bmoe_collector.probe.prepare import announce
 from bmoe_collector.probe.watcher import Watcher
 from bmoe_collector.reach.routes import Reach, Sighting
@@ -51,28 +52,7 @@ class Timers:
     retry_most_s: float = 15.0
     look_s: float = 10.0
     status_s: float = 60.0
-
-
-@dataclass(slots=True)
-class _Requests:
-    """The asking side of a Follow call: an iterator that others put into."""
-
-    waiting: queue.SimpleQueue[pb.FollowRequest | None] = field(default_factory=queue.SimpleQueue)
-
-    def __iter__(self) -> Iterator[pb.FollowRequest]:
-        while (request := self.waiting.get()) is not None:
-            yield request
-
-    def open(self, cursors: list[pb.Cursor], may_acknowledge: bool) -> None:
-        opening = pb.FollowRequest.Open(may_acknowledge=may_acknowledge)
-        getattr(opening, "from").extend(cursors)  # the field's name is a word of Python's
-        self.waiting.put(pb.FollowRequest(open=opening))
-
-    def acknowledge(self, cursor: pb.Cursor) -> None:
-        self.waiting.put(pb.FollowRequest(acknowledge=cursor))
-
-    def close(self) -> None:
-        self.waiting.put(None)
+    files_s: float = 10.0
 
 
 class Drainer(threading.Thread):
@@ -87,13 +67,10 @@ class Drainer(threading.Thread):
         board: PhoneBoard,
         holder: str,
         timers: Timers,
-        writing: contextlib.AbstractContextManager[object],
+        settler: Settler,
         connected: Callable[[bytes, calls.AgentClient], None],
     ) -> None:
-        """`writing` is held while rows are committed: SQLite has one writer, and its own waiting is a lottery.
-
-        `connected` is called with every new client: it submits what is queued for this phone.
-        """
+        """`connected` is called with every new client: it submits what is queued for this phone."""
         super().__init__(name=f"drain-{uuid.hex()[:8]}", daemon=True)
         self.uuid = uuid
         self._store = store
@@ -102,7 +79,7 @@ class Drainer(threading.Thread):
         self._board = board
         self._holder = holder
         self._timers = timers
-        self._writing = writing
+        self._settler = settler
         self._connected = connected
         self._files = FileFetcher(ingestor, uuid)
         self._routes: list[Sighting] = []
@@ -112,6 +89,7 @@ class Drainer(threading.Thread):
         self._lease: leases.Lease | None = None
         self._held: leases.Lease | None = None  # somebody else's, as seen last
         self._lease_until = 0.0  # monotonic; ours only before it
+        self._kept = 0.0  # monotonic; renewed with a commit
         self._heard = 0.0  # monotonic
         self._busy = False  # committing: silence is ours, not the phone's
         self._silent = False
@@ -122,6 +100,7 @@ class Drainer(threading.Thread):
         self._clock: ClockSeen | None = None
         self._probe: Watcher | None = None
         self._beat_drained = False
+        self._unsettled = False
 
     # ------------------------------------------------------------ told by the collector
 
@@ -207,17 +186,37 @@ class Drainer(threading.Thread):
             route.transport.transport_id,
             client,
             self._store,
-            writing=self._writing,
             ticks_per_s=status.device.clock_ticks_per_s,
             doing=status.state,
-            settled=self._probe_settled,
+            changed=self._judge_again,
+            settled=self.settled,
         )
         self._probe.start()
 
-    def _probe_settled(self) -> None:
-        """Nothing is pending in the phone's log any more: it may be drained since the last heartbeat."""
-        if self._beat_drained and not self._files.pending():
+    def _judge_again(self, run_ids: list[str]) -> None:
+        for run_id in run_ids:
+            self._settler.add(Unsettled(self.uuid.hex(), run_id, grew=False))
+
+    def unsettled(self, error: Exception, tries: int) -> None:
+        """What follows a run's end could not be done, for the so many-th time."""
+        state, detail, fault = trouble.told(error)
+        self._unsettled = True
+        failures = max(self._board.get(self.uuid).failures, tries)
+        self._board.update(self.uuid, state=state, detail=detail, drained=False, failures=failures)
+        self._warn("not settled", state, detail, error if fault else None)
+
+    def settled(self) -> None:
+        """Nothing waits in the phone's log, or of its ended runs, any more: it may be drained since the last heartbeat."""
+        if self._unsettled and self._client is not None:
+            self._unsettled = False
+            self._board.update(self.uuid, state="ready", detail="", failures=0)
+        if self._beat_drained and not self._waits():
             self._board.update(self.uuid, drained=True)
+
+    def _waits(self) -> bool:
+        """Whether something of this phone is still to be done although it has sent everything."""
+        probing = self._probe is not None and self._probe.pending
+        return bool(self._files.pending() or probing or self._settler.pending(self.uuid))
 
     def _end_probe(self) -> None:
         probe, self._probe = self._probe, None
@@ -231,9 +230,9 @@ class Drainer(threading.Thread):
         status = client.status()
         self._busy = True
         try:
-            with self._writing:
-                self._ingestor.seen(status)
-                self._ingestor.catch_up(self.uuid)
+            self._ingestor.seen(status)
+            for run in self._ingestor.unsettled(self.uuid):
+                self._settler.add(run)
         finally:
             self._heard = time.monotonic()
             self._busy = False
@@ -265,7 +264,7 @@ class Drainer(threading.Thread):
 
     def _stream(self, client: calls.AgentClient) -> Iterator[bool]:
         """Follow to the end of the stream; True after every reply that was dealt with."""
-        requests = _Requests()
+        requests = Requests()
         requests.open(self._ingestor.cursors(self.uuid), self._may_acknowledge)
         try:
             for reply in client.follow(iter(requests)):
@@ -283,15 +282,15 @@ class Drainer(threading.Thread):
         finally:
             requests.close()
 
-    def _handle(self, client: calls.AgentClient, reply: pb.FollowReply, requests: _Requests) -> None:
+    def _handle(self, client: calls.AgentClient, reply: pb.FollowReply, requests: Requests) -> None:
         kind = reply.WhichOneof("say")
         if kind == "batch":
             lease = self._lease
             if lease is None or not self._still_ours():
                 raise LeaseLostError("the lease ran out while this host was busy or asleep")
-            with self._writing:
-                under = functools.partial(self._keep, lease)
-                cursor = self._ingestor.blocks(self.uuid, reply.batch.at, reply.batch.blocks, under)
+            under = functools.partial(self._keep, lease)
+            cursor = self._ingestor.blocks(self.uuid, reply.batch.at, reply.batch.blocks, under)
+            self._lease_until = max(self._lease_until, self._kept + self._timers.lease_s)
             if self._may_acknowledge:
                 requests.acknowledge(cursor)
             if self._probe is not None:
@@ -304,15 +303,13 @@ class Drainer(threading.Thread):
             if self._probe is not None:
                 self._probe.heard(beat.state)
             self._beat_drained = beat.drained
-            waiting = self._files.pending()
-            if waiting and beat.state not in {"loading", "measuring"}:
+            if self._files.pending() and beat.state not in {"loading", "measuring"}:
                 self._fetch(client)
-                waiting = self._files.pending()
             self._board.heard(
                 self.uuid,
                 doing=beat.state,
                 backlog_bytes=beat.backlog_bytes,
-                drained=beat.drained and not waiting and not (self._probe is not None and self._probe.pending),
+                drained=beat.drained and not self._waits(),
             )
         elif kind == "ended":
             self._files.expect(reply.ended)
@@ -323,7 +320,7 @@ class Drainer(threading.Thread):
             self._board.heard(self.uuid)
 
     def _fetch(self, client: calls.AgentClient) -> None:
-        stored = self._files.fetch(client, self._may_acknowledge, self._writing, self._keep_alive)
+        stored = self._files.fetch(client, self._may_acknowledge, self._keep_alive)
         if stored:
             self._board.add(self.uuid, artifacts=stored)
 
@@ -350,13 +347,14 @@ class Drainer(threading.Thread):
             reconnects=before.reconnects + 1,
             failures=max(before.failures + 1, self._own_failures),
         )
+        self._warn("lost", state, detail, error if fault else None, where=route.where)
+
+    def _warn(self, what: str, state: str, detail: str, error: Exception | None = None, **more: str) -> None:
+        """Log a trouble once, however often it is met in a row."""
         if (state, detail) != self._told:
             self._told = (state, detail)
-            LOG.warning(
-                "lost",
-                extra={"phone": self.uuid.hex(), "where": route.where, "state": state, "detail": detail},
-                exc_info=error if fault else None,
-            )
+            told = {"phone": self.uuid.hex(), **more, "state": state, "detail": detail}
+            LOG.warning(what, extra=told, exc_info=error)
 
     def _clock_problem(self, pair: pb.ClockPair) -> list[str]:
         seen = ClockSeen.of(pair)
@@ -381,9 +379,7 @@ class Drainer(threading.Thread):
             self._lease_failures += 1
             failures = self._lease_failures // LEASE_PATIENCE
             self._board.update(self.uuid, state="database", detail=said, drained=False, failures=failures)
-            if ("database", said) != self._told:
-                self._told = ("database", said)
-                LOG.warning("database", extra={"phone": self.uuid.hex(), "detail": said})
+            self._warn("database", "database", said)
             return self._still_ours()
         self._lease_failures = 0
         self._lease = lease
@@ -407,6 +403,7 @@ class Drainer(threading.Thread):
 
     def _keep(self, lease: leases.Lease, connection: Connection) -> None:
         """The last of a transaction: what was asleep for longer than its lease must not commit beside another host."""
+        self._kept = time.monotonic()
         if not leases.keep(connection, lease, self._timers.lease_s):
             raise LeaseLostError("another host took the phone over while this one was busy or asleep")
 

@@ -11,7 +11,6 @@ import hashlib
 import logging
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import grpc
@@ -75,7 +74,6 @@ class FileFetcher:
         self,
         client: calls.AgentClient,
         may_acknowledge: bool,
-        writing: AbstractContextManager[object],
         check: Callable[[], None],
     ) -> int:
         """Fetch what is awaited; returns how many were stored. `check` may raise to stop between pieces.
@@ -95,7 +93,7 @@ class FileFetcher:
             # stream or another collector fetched it. It may have been deleted there since.
             held = self._ingestor.holds(item.run_id, item.name, item.sha256)
             try:
-                if not held and not self._store(client, item, writing, check):
+                if not held and not self._store(client, item, check):
                     continue
             except calls.Busy as busy:
                 LOG.info("files wait", extra={"count": len(self._awaited), "why": str(busy)})
@@ -111,7 +109,6 @@ class FileFetcher:
         self,
         client: calls.AgentClient,
         item: Wanted,
-        writing: AbstractContextManager[object],
         check: Callable[[], None],
     ) -> bool:
         """Fetch one file into the store; False when it cannot be had, now or ever. Raises `calls.Busy`."""
@@ -124,24 +121,22 @@ class FileFetcher:
             if error.code is not grpc.StatusCode.NOT_FOUND:
                 LOG.info("file waits", extra=told)
                 return False
-            self._give_up(item, str(error), writing)
+            self._give_up(item, str(error))
             return False
         except _DiffersError as error:
             if len(self._differed) < MOST_AWAITED:
                 self._differed.add((item.run_id, item.name))
-            self._give_up(item, str(error), writing)
+            self._give_up(item, str(error))
             return False
         if path is None:
             return False
-        with writing:
-            self._ingestor.artifact(item.run_id, item.name, item.kind, str(path), item.sha256)
+        self._ingestor.artifact(item.run_id, item.name, item.kind, str(path), item.sha256)
         return True
 
-    def _give_up(self, item: Wanted, why: str, writing: AbstractContextManager[object]) -> None:
+    def _give_up(self, item: Wanted, why: str) -> None:
         """Put on record that it cannot be had; the phone, which is not told, keeps what it has."""
         LOG.warning("file given up", extra={"run": item.run_id.hex(), "file": item.name, "why": why})
-        with writing:
-            self._ingestor.artifact_given_up(item.run_id, item.name, why)
+        self._ingestor.artifact_given_up(item.run_id, item.name, why)
         self._place(item).unlink(missing_ok=True)
         del self._awaited[item.run_id, item.name]
 

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from bmoe_collector.ingest import ending, files, identity
 from bmoe_collector.ingest.reader import RunReader
-from bmoe_collector.ingest.record import put_started
+from bmoe_collector.ingest.record import change_run, put_started
 from bmoe_collector.ingest.sink import Sink
 from bmoe_collector.store.artifacts import Artifacts
 from bmoe_collector.store.engine import Store, plain, wall_ns
@@ -57,7 +57,7 @@ def columns(connection: Connection, artifacts: Artifacts, reader: RunReader) -> 
     if reader.problems:
         earlier = connection.execute(select(RUNS.c.problems).where(RUNS.c.run_no == run_no)).scalar() or []
         values["problems"] = [{"what": text} for text in reader.problems] + [each for each in earlier if "file" in each]
-    connection.execute(update(RUNS).where(RUNS.c.run_no == run_no).values(**values))
+    change_run(connection, run_no, values)
     reader.changes.clear()
 
 

@@ -6,7 +6,7 @@ exactly what the spool held, once (law 3).
 
 The parser of a live run stays in memory; one that is missing, or that does not stand where the database stands because
 another collector went on meanwhile, is made again from the stored blocks. Calls for one run must not overlap in time; the
-lease of a phone sees to that across hosts.
+lease of a phone sees to that across hosts. Calls for different runs may: what waits for SQLite is committed together.
 """
 
 from __future__ import annotations
@@ -16,26 +16,32 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bmoe_proto import framing
 from bmoe_proto.v1 import telemetry_pb2 as pb
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, and_, bindparam, delete, select
 
 from bmoe_collector.ingest import finish
+from bmoe_collector.ingest.pieces import Piece, whole_blocks
 from bmoe_collector.ingest.reader import RunReader
 from bmoe_collector.ingest.rebuild import chain, read_again, reparse_in
 from bmoe_collector.ingest.record import new_run, put_progress
 from bmoe_collector.store.artifacts import Artifacts
 from bmoe_collector.store.engine import Store, bulk
 from bmoe_collector.store.schema import ARTIFACTS, BLOCKS, CURSORS, RUN_FACTS, RUNS
+from bmoe_collector.store.turns import Together
 
 log = logging.getLogger(__name__)
-KEEP_READERS = 64
+KEEP_READERS = 512
+KEEP_BYTES = 256 << 20
+"""Most parsers that are kept, and of the output they hold: the ones used longest ago are made again when they are needed."""
 ID_BYTES = 16
-MOST_RAW_BYTES = 32 << 20
-"""Most of a batch that is decompressed at once; a batch may be 64 MiB of blocks that grow a thousandfold."""
-MOST_FRAMES = 1 << 40
 IDLE_S = 60.0
 """How long a transaction may stand still before a server ends it, for the sake of the host that takes over."""
+# Statements of every batch are made once: making one costs more than running it.
+_NUMBERED = select(RUNS.c.run_no, RUNS.c.agent_uuid).where(RUNS.c.run_id == bindparam("of"))
+_CURSORS = select(CURSORS.c.segment, CURSORS.c.offset).where(CURSORS.c.run_no == bindparam("of"))
+_METRICS = select(ARTIFACTS.c.name).where(
+    ARTIFACTS.c.run_no == bindparam("of"), ARTIFACTS.c.kind == "metrics", ARTIFACTS.c.state == "stored"
+)
 BLOCK_COLUMNS = ("run_no", "segment", "offset", "first_seq", "frames", "data")
 
 
@@ -59,25 +65,34 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """A whole block of a batch, decoded before the transaction begins."""
+class Unsettled:
+    """A run whose record or files grew after it had ended: its streams are to be kept as files, it is to be judged."""
 
-    offset: int
-    end: int
-    first_seq: int
-    frames: list[bytes]
-    raw: bytes
-    data: bytes
+    agent_uuid: str
+    run_id: str
+    awaits_files: bool = False  # judging now would have to be done again soon
+    grew: bool = True  # the record did, not only its files
+    reader: RunReader | None = None  # that has the streams still
 
 
 class Ingestor:
     """Puts what phones send into one store."""
 
-    def __init__(self, store: Store, artifacts: Artifacts, *, settle: bool = True) -> None:
-        """With `settle` false, what follows an ended run's commit (streams as files, judging) is left to `catch_up`."""
+    def __init__(
+        self,
+        store: Store,
+        artifacts: Artifacts,
+        *,
+        settle: bool = True,
+        later: Callable[[Unsettled], None] | None = None,
+    ) -> None:
+        """What follows an ended run's commit (streams as files, judging) is done at once, or by whoever is told of it by
+        `later`; with `settle` false it is left to `catch_up`.
+        """
         self.store = store
         self.artifacts = artifacts
-        self._settle = settle
+        self.later = later or (self.settle if settle else lambda _: None)
+        self._together = Together(lambda: store.write(IDLE_S), alone=store.dialect != "sqlite")
         self._readers: OrderedDict[str, RunReader] = OrderedDict()
 
     def cursors(self, agent_uuid: bytes | str, run_ids: Sequence[bytes] | None = None) -> list[pb.Cursor]:
@@ -105,7 +120,7 @@ class Ingestor:
 
         Blocks that are here already are skipped. Raises IngestError for a batch that leaves a hole or is of another
         phone's run, or after committing what came before bytes that are no block. A batch that grows beyond
-        `MOST_RAW_BYTES` is committed in several transactions, so that no batch costs more memory than that. `under` is the
+        `pieces.MOST_RAW_BYTES` is committed in several transactions, so that no batch costs more memory than that. `under` is the
         last that is done in each, and raises what speaks against committing it.
         """
         if len(cursor.run_id) != ID_BYTES or len(cursor.segment) != ID_BYTES:
@@ -115,7 +130,7 @@ class Ingestor:
         at = 0
         while True:
             here = pb.Cursor(run_id=cursor.run_id, segment=cursor.segment, offset=cursor.offset + at)
-            pieces, trouble, taken = _pieces(here, data, at)
+            pieces, trouble, taken = whole_blocks(here, data, at)
             stands = self._pieces_in(agent_uuid, here, pieces, trouble, under)
             at += taken
             if not taken or at >= len(data):
@@ -125,43 +140,45 @@ class Ingestor:
         self,
         agent_uuid: bytes | str,
         cursor: pb.Cursor,
-        pieces: list[_Piece],
+        pieces: list[Piece],
         trouble: str,
         under: Callable[[Connection], None] | None,
     ) -> pb.Cursor:
         """One transaction of `blocks`."""
-        run_id, segment = cursor.run_id.hex(), cursor.segment.hex()
+        run_id, segment, agent = cursor.run_id.hex(), cursor.segment.hex(), _hex(agent_uuid)
+
+        def take(connection: Connection) -> tuple[RunReader, list[Piece], int]:
+            run_no = self._run(connection, cursor, agent, pieces)
+            if run_no is None:
+                why = f"a batch from byte {cursor.offset} on leaves a hole" if cursor.offset else "no whole block"
+                raise IngestError(f"run {run_id[:8]}: {trouble or why}", _cursor(run_id, segment, 0))
+            reader = self._reader(connection, run_no, run_id)
+            committed = reader.offsets.get(segment, 0)
+            fresh = self._fresh(connection, reader, segment, committed, pieces, cursor)
+            if fresh:
+                self._commit(connection, reader, segment, fresh, agent)
+                if under is not None:
+                    under(connection)
+            return reader, fresh, committed
+
         try:
-            with self.store.write(IDLE_S) as connection:
-                run_no = self._run(connection, cursor, _hex(agent_uuid), pieces)
-                if run_no is None:
-                    why = f"a batch from byte {cursor.offset} on leaves a hole" if cursor.offset else "no whole block"
-                    raise IngestError(f"run {run_id[:8]}: {trouble or why}", _cursor(run_id, segment, 0))
-                reader = self._reader(connection, run_no, run_id)
-                committed = reader.offsets.get(segment, 0)
-                fresh = self._fresh(connection, reader, segment, committed, pieces, cursor)
-                if fresh:
-                    self._commit(connection, reader, segment, fresh, _hex(agent_uuid))
-                    if under is not None:
-                        under(connection)
-                ended = reader.ended is not None
+            reader, fresh, committed = self._together.run(take)
         except BaseException:
             self._readers.pop(run_id, None)
             raise
-        if ended and fresh:
+        if reader.ended is not None and fresh:
             self._readers.pop(run_id, None)
-            if self._settle:
-                finish.streams(self.store, self.artifacts, run_id, None if reader.disordered else reader)
-                finish.judge(self.store, [run_id])
+            awaits = any(facts.sha256 for facts in reader.ended.artifacts)
+            self.later(Unsettled(agent, run_id, awaits, reader=None if reader.disordered else reader))
         stands = _cursor(run_id, segment, fresh[-1].end if fresh else committed)
         if trouble:
             raise IngestError(f"run {run_id[:8]}, segment {segment[:8]}: {trouble}", stands)
         return stands
 
-    def _run(self, connection: Connection, cursor: pb.Cursor, agent_uuid: str, pieces: Sequence[_Piece]) -> int | None:
+    def _run(self, connection: Connection, cursor: pb.Cursor, agent_uuid: str, pieces: Sequence[Piece]) -> int | None:
         """The run's number, made when it is new; None when it is new and nothing of it came. A phone adds to its own alone."""
         run_id = cursor.run_id.hex()
-        found = connection.execute(select(RUNS.c.run_no, RUNS.c.agent_uuid).where(RUNS.c.run_id == run_id)).first()
+        found = connection.execute(_NUMBERED, {"of": run_id}).first()
         if found is None:
             if not pieces or cursor.offset:
                 return None
@@ -175,18 +192,22 @@ class Ingestor:
 
     def _reader(self, connection: Connection, run_no: int, run_id: str) -> RunReader:
         """The run's parser, standing where the database stands."""
-        rows = connection.execute(select(CURSORS.c.segment, CURSORS.c.offset).where(CURSORS.c.run_no == run_no))
-        stored = {row[0]: row[1] for row in rows}
+        stored = {row[0]: row[1] for row in connection.execute(_CURSORS, {"of": run_no})}
         reader = self._readers.get(run_id)
         if reader is None or reader.run_no != run_no or reader.offsets != stored:
             reader = read_again(connection, run_no, run_id)
             reader.sink.forget()
             reader.offsets = stored
+        if run_id not in self._readers:
+            self._forget_old()
         self._readers[run_id] = reader
         self._readers.move_to_end(run_id)
-        while len(self._readers) > KEEP_READERS:
-            self._readers.popitem(last=False)
         return reader
+
+    def _forget_old(self) -> None:
+        held = sum(reader.held_bytes for reader in tuple(self._readers.values()))
+        while self._readers and (len(self._readers) >= KEEP_READERS or held > KEEP_BYTES):
+            held -= self._readers.popitem(last=False)[1].held_bytes
 
     def _fresh(
         self,
@@ -194,9 +215,9 @@ class Ingestor:
         reader: RunReader,
         segment: str,
         committed: int,
-        pieces: list[_Piece],
+        pieces: list[Piece],
         cursor: pb.Cursor,
-    ) -> list[_Piece]:
+    ) -> list[Piece]:
         """The blocks that are not here yet; what comes again is compared with what is here."""
         if cursor.offset > committed:
             raise IngestError(
@@ -228,9 +249,11 @@ class Ingestor:
         return fresh
 
     def _commit(
-        self, connection: Connection, reader: RunReader, segment: str, fresh: list[_Piece], agent_uuid: str
+        self, connection: Connection, reader: RunReader, segment: str, fresh: list[Piece], agent_uuid: str
     ) -> None:
         """Raw blocks, the rows made from them and the cursor, in the transaction that is open."""
+        if reader.ended is not None:
+            _unjudge(connection, reader.run_no)
         for piece in fresh:
             reader.block(segment, piece.first_seq, piece.frames, piece.raw)
         reader.offsets[segment] = fresh[-1].end
@@ -256,18 +279,23 @@ class Ingestor:
         run_hex, sha = _hex(run_id), _hex(sha256)
         self.artifacts.put_file(path, sha)
         with self.store.write() as connection:
-            run_no = connection.execute(select(RUNS.c.run_no).where(RUNS.c.run_id == run_hex)).scalar()
-            if run_no is None:
+            run = connection.execute(_NUMBERED, {"of": run_hex}).first()
+            if run is None:
                 raise LookupError(f"artifact {name} of run {run_hex}: no such run is stored")
-            fresh = finish.artifact(connection, self.artifacts, int(run_no), name, kind, sha)
+            fresh = finish.artifact(connection, self.artifacts, run.run_no, name, kind, sha)
+            awaits = fresh and _unjudge(connection, run.run_no)
         if fresh:
-            finish.judge(self.store, [run_hex])
+            self.later(Unsettled(run.agent_uuid or "", run_hex, awaits, grew=False))
         return fresh
 
     def artifact_given_up(self, run_id: bytes | str, name: str, why: str) -> None:
         """Note that a file cannot be had any more: the run stays incomplete for that reason."""
+        run_hex = _hex(run_id)
         with self.store.write() as connection:
-            finish.given_up(connection, _hex(run_id), name, why)
+            run = connection.execute(_NUMBERED, {"of": run_hex}).one()
+            finish.given_up(connection, run_hex, name, why)
+            awaits = _unjudge(connection, run.run_no)
+        self.later(Unsettled(run.agent_uuid or "", run_hex, awaits, grew=False))
 
     def wanted(self, agent_uuid: bytes | str) -> list[Wanted]:
         """Files of an agent's ended runs that have not been fetched yet, oldest run first."""
@@ -301,29 +329,32 @@ class Ingestor:
         with self.store.read() as connection:
             return connection.execute(query).first() is not None
 
+    def settle(self, run: Unsettled) -> None:
+        """Keep an ended run's streams as files and judge it; repeating it does no harm."""
+        if run.grew:
+            finish.streams(self.store, self.artifacts, run.run_id, run.reader)
+        finish.judge(self.store, [run.run_id])
+
+    def unsettled(self, agent_uuid: bytes | str) -> list[Unsettled]:
+        """Ended runs whose last step a killed collector did not get to."""
+        agent = _hex(agent_uuid)
+        kept = (ARTIFACTS.c.run_no == RUNS.c.run_no, ARTIFACTS.c.kind.in_(("stdout", "stderr")))
+        streams = select(RUNS.c.run_id).join(ARTIFACTS, and_(*kept)).where(ARTIFACTS.c.state == "awaited")
+        facts = select(RUNS.c.run_id).outerjoin(RUN_FACTS, RUN_FACTS.c.run_no == RUNS.c.run_no)
+        unjudged = facts.where(RUNS.c.ended, RUN_FACTS.c.run_no.is_(None))
+        run_ids: list[str] = []
+        with self.store.read() as connection:
+            for query in (streams, unjudged):
+                run_ids += connection.execute(query.where(RUNS.c.agent_uuid == agent)).scalars()
+        awaiting = {item.run_id.hex() for item in self.wanted(agent)}
+        return [Unsettled(agent, run_id, run_id in awaiting) for run_id in dict.fromkeys(run_ids)]
+
     def catch_up(self, agent_uuid: bytes | str) -> list[str]:
-        """Finish runs whose last step a killed collector did not get to; returns their ids. Call at the start."""
-        query = (
-            select(RUNS.c.run_id)
-            .join(ARTIFACTS, ARTIFACTS.c.run_no == RUNS.c.run_no)
-            .where(RUNS.c.agent_uuid == _hex(agent_uuid), ARTIFACTS.c.state == "awaited")
-            .where(ARTIFACTS.c.kind.in_(("stdout", "stderr")))
-            .distinct()
-        )
-        with self.store.read() as connection:
-            run_ids = [str(run_id) for run_id in connection.execute(query).scalars()]
-        for run_id in run_ids:
-            finish.streams(self.store, self.artifacts, run_id)
-        unjudged = (
-            select(RUNS.c.run_id)
-            .outerjoin(RUN_FACTS, RUN_FACTS.c.run_no == RUNS.c.run_no)
-            .where(RUNS.c.agent_uuid == _hex(agent_uuid), RUNS.c.ended, RUN_FACTS.c.run_no.is_(None))
-        )
-        with self.store.read() as connection:
-            run_ids += [str(run_id) for run_id in connection.execute(unjudged).scalars() if run_id not in run_ids]
-        if run_ids:
-            finish.judge(self.store, run_ids)
-        return run_ids
+        """Settle what `unsettled` finds; returns the runs' ids."""
+        found = self.unsettled(agent_uuid)
+        for run in found:
+            self.settle(run)
+        return [run.run_id for run in found]
 
     def seen(self, status: pb.StatusReply) -> None:
         """Remember a phone's facts as it told them in `Status`."""
@@ -333,51 +364,27 @@ class Ingestor:
             put_device(connection, status.device, offers_of(status))
 
 
+def _unjudge(connection: Connection, run_no: int) -> bool:
+    """What was found of a run is of less than is here now: should nobody get to judging it again, `unsettled` tells.
+
+    Returns whether files of it are still awaited.
+    """
+    connection.execute(delete(RUN_FACTS).where(RUN_FACTS.c.run_no == run_no))
+    return any(state == "awaited" for state, _ in finish.artifact_states(connection, run_no).values())
+
+
 def _file_rows(connection: Connection, run_no: int) -> bool:
     """Whether a metrics file came before the record it goes with did: its turns stand where stdout's belong.
 
     The phone sends files after the end, but an end that was damaged on the phone is said again later.
     """
-    here = select(ARTIFACTS.c.name).where(ARTIFACTS.c.run_no == run_no, ARTIFACTS.c.kind == "metrics")
-    return connection.execute(here.where(ARTIFACTS.c.state == "stored")).first() is not None
+    return connection.execute(_METRICS, {"of": run_no}).first() is not None
 
 
 def _in_order(reader: RunReader, segment: str) -> bool:
     """Whether what was just read follows what was read before, in the order the phone wrote it."""
     order = list(reader.segments)
     return order[-1] == segment and chain({name: reader.segments[name].previous for name in order}) == order
-
-
-def _pieces(cursor: pb.Cursor, data: bytes, begin: int = 0) -> tuple[list[_Piece], str, int]:
-    """Whole blocks from byte `begin` of a batch (where `cursor` stands), why what follows them is none, and how many
-    bytes they are: at most `MOST_RAW_BYTES` of frames are decompressed, the next call goes on.
-    """
-    pieces: list[_Piece] = []
-    grown = 0
-    done = begin
-    base = cursor.offset - begin
-    try:
-        for block in framing.scan(data, begin):
-            if pieces and grown + block.raw_bytes > MOST_RAW_BYTES:
-                break
-            grown += block.raw_bytes
-            if block.run_id != cursor.run_id or block.segment != cursor.segment:
-                return pieces, f"byte {base + block.offset}: a block of another run or segment", done - begin
-            if block.first_seq + block.count > MOST_FRAMES:
-                return pieces, f"byte {base + block.offset}: frame {block.first_seq} of one run", done - begin
-            raw = block.raw()
-            frames = framing.split_frames(raw, block.offset)
-            if len(frames) != block.count:
-                said = f"byte {base + block.offset}: {len(frames)} frames, its header says {block.count}"
-                return pieces, said, done - begin
-            start = base + block.offset
-            end = base + block.end
-            done = block.end
-            pieces.append(_Piece(start, end, block.first_seq, frames, raw, bytes(data[block.offset : block.end])))
-    except framing.FramingError as error:
-        if not error.torn:
-            return pieces, f"byte {base + error.offset}: {error.reason}", done - begin
-    return pieces, "", done - begin
 
 
 def _cursor(run_id: str, segment: str, offset: int) -> pb.Cursor:

@@ -103,6 +103,11 @@ class RunReader:
             "segment_opened": self._segment_opened,
         }
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of output that are kept in memory."""
+        return sum(len(stream.whole) for stream in self.streams.values() if stream.whole is not None)
+
     def block(self, segment_id: str, first_seq: int, frames: list[bytes], raw: bytes) -> None:
         """Read a block's frames; `raw` is the payload that holds them (what the segment's hash is over)."""
         segment = self.segments.get(segment_id)

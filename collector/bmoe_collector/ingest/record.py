@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from bmoe_proto.v1 import telemetry_pb2 as pb
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import BindParameter, Connection, bindparam, insert, select, update
 
 from bmoe_collector.ingest import told
 from bmoe_collector.ingest.reader import RunReader
@@ -41,13 +41,24 @@ def new_run(connection: Connection, run_id: str, source: str, **columns: Any) ->
     return int(made[0])
 
 
+# Statements of every batch are made once: making one costs more than running it.
+_RUN: BindParameter[int] = bindparam("of_run")
+_SEGMENT: BindParameter[str] = bindparam("of_segment")
+_MOVE_CURSOR = update(CURSORS).where(CURSORS.c.run_no == _RUN, CURSORS.c.segment == _SEGMENT)
+_CHANGE_SEGMENT = update(SEGMENTS).where(SEGMENTS.c.run_no == _RUN, SEGMENTS.c.segment == _SEGMENT)
+_CHANGE_RUN = update(RUNS).where(RUNS.c.run_no == _RUN)
+
+
+def change_run(connection: Connection, run_no: int, values: dict[str, Any]) -> None:
+    """Replace columns of a run."""
+    connection.execute(_CHANGE_RUN, {**values, "of_run": run_no})
+
+
 def put_progress(connection: Connection, reader: RunReader, segment: str, agent_uuid: str) -> None:
     """The cursor and the state of the segment that was just read."""
     run_no, offset = reader.run_no, reader.offsets[segment]
-    moved = connection.execute(
-        update(CURSORS).where(CURSORS.c.run_no == run_no, CURSORS.c.segment == segment).values(offset=offset)
-    )
-    if not moved.rowcount:
+    here = {"of_run": run_no, "of_segment": segment}
+    if not connection.execute(_MOVE_CURSOR, {**here, "offset": offset}).rowcount:
         connection.execute(insert(CURSORS).values(run_no=run_no, segment=segment, agent_uuid=agent_uuid, offset=offset))
     put_segment(connection, reader, segment)
 
@@ -62,8 +73,8 @@ def put_segment(connection: Connection, reader: RunReader, name: str) -> None:
         "opened": here.opened,
         "problem": here.problem,
     }
-    key = (SEGMENTS.c.run_no == reader.run_no, SEGMENTS.c.segment == name)
-    if not connection.execute(update(SEGMENTS).where(*key).values(**values)).rowcount:
+    of_segment = {"of_run": reader.run_no, "of_segment": name}
+    if not connection.execute(_CHANGE_SEGMENT, {**values, **of_segment}).rowcount:
         places = connection.execute(select(SEGMENTS.c.place).where(SEGMENTS.c.run_no == reader.run_no)).scalars()
         place = max(places, default=-1) + 1
         connection.execute(insert(SEGMENTS).values(run_no=reader.run_no, segment=name, place=place, **values))

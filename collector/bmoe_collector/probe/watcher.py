@@ -67,15 +67,14 @@ class Watcher(threading.Thread):
         client: Client,
         store: Store,
         *,
-        writing: contextlib.AbstractContextManager[object] | None = None,
         ticks_per_s: int = 100,
         doing: str = "",
         pace: Pace | None = None,
+        changed: Callable[[list[str]], None] | None = None,
         settled: Callable[[], None] = lambda: None,
     ) -> None:
-        """`writing` is held while rows are written; `doing` is the agent's state as it said it last.
-
-        `settled` is called when nothing is pending any more.
+        """`doing` is the agent's state as it said it last. `changed` is told of runs to judge again (they are judged here
+        without it), `settled` is called when nothing is pending any more.
         """
         super().__init__(name=f"probe-{agent_uuid.hex()[:8]}", daemon=True)
         self.uuid = agent_uuid.hex()
@@ -83,7 +82,6 @@ class Watcher(threading.Thread):
         self._transport_id = transport_id
         self._client = client
         self._store = store
-        self._writing = writing or contextlib.nullcontext()
         self._pace = pace or Pace()
         self._ticks_per_s = ticks_per_s or 100
         self._doing = doing
@@ -103,6 +101,7 @@ class Watcher(threading.Thread):
         self._list_cost_ms = 0.0
         self._said = ""
         self._trouble = False
+        self._changed = changed or (lambda run_ids: judge(store, run_ids))
         self._settled = settled
         self.samples = 0
 
@@ -303,8 +302,7 @@ class Watcher(threading.Thread):
             self._list_s = now + self._list_cost_ms / 1e3 / LIST_SHARE
         self._asleep = sample.values.get("awake", not self._asleep) is False
         if run is not None or self._ended:
-            with self._writing:
-                rows.put_sample(self._store, self.uuid, offset.boot_id, sample)
+            rows.put_sample(self._store, self.uuid, offset.boot_id, sample)
         if slow or (self._doing == "gating" and "cpu_temp_c" in sample.values):
             prepare.tell_values(self._client, sample.values)
 
@@ -361,8 +359,7 @@ class Watcher(threading.Thread):
         note = rows.HostNote(done.code, done.text, {**done.facts, "done": done.done}, boot_ns)
         LOG.info("prepared", extra={"phone": self.uuid, "run": run.run_id, "what": done.code, "done": done.done})
         if not self._tell(run.run_id, note):
-            with self._writing:
-                rows.put_notes(self._store, run.run_no, [note])
+            rows.put_notes(self._store, run.run_no, [note])
 
     def _tell(self, run_id: str, note: rows.HostNote) -> bool:
         try:
@@ -379,21 +376,18 @@ class Watcher(threading.Thread):
             return  # searching a log is work for the phone: it waits for the gap between cells
         with self._lock:
             waiting = self._ended
-        with self._writing:
-            changed = {run_id: run_no for run_no, run_id in rows.attach_ended(self._store, self.uuid)}
+        changed = {run_id: run_no for run_no, run_id in rows.attach_ended(self._store, self.uuid)}
         boot_id = self._offset.boot_id if self._offset is not None else ""
         for run in rows.unsearched(self._store, self.uuid):
             notes = evidence.search(run, boot_id, self._ask_log)
-            with self._writing:
-                rows.put_notes(self._store, run.run_no, notes)
+            rows.put_notes(self._store, run.run_no, notes)
             changed[run.run_id] = run.run_no
             found = [note for note in notes if note.code == rows.KILL]
             LOG.info("log searched", extra={"phone": self.uuid, "run": run.run_id, "found": len(found)})
             for note in found:
                 self._tell(run.run_id, note)
         if changed:
-            with self._writing:
-                judge(self._store, list(changed))
+            self._changed(list(changed))
         with self._lock:
             self._ended -= waiting
         self._settled()

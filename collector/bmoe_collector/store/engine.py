@@ -18,7 +18,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,9 +27,14 @@ from sqlalchemy import Connection, Engine, Table, create_engine, event, inspect,
 from sqlalchemy.exc import DBAPIError
 
 from bmoe_collector.store import schema
+from bmoe_collector.store.turns import Turn
 
 HEAD = "0003"
 """The newest migration; a test compares it with the folder's."""
+
+
+WRITERS = 8
+"""Transactions on a server that a process writes in at once: fewer than the pool has connections, which reads need too."""
 
 
 class StoreError(Exception):
@@ -89,6 +94,7 @@ class Store:
     engine: Engine
     url: str
     store_id: str
+    turn: Turn = field(default_factory=Turn, repr=False, compare=False)
 
     @property
     def dialect(self) -> str:
@@ -99,9 +105,15 @@ class Store:
     def write(self, idle_s: float | None = None) -> Iterator[Connection]:
         """A transaction that means to write: on SQLite it takes the write lock at its start and waits for it.
 
+        This process' threads wait in the order of asking, so none may begin another inside.
+
         A server ends it when this process says nothing in it for `idle_s` (stopped, asleep): it has locked what others want.
         """
-        with self.engine.connect().execution_options(bmoe_write=True) as connection, connection.begin():
+        with (
+            self.turn,
+            self.engine.connect().execution_options(bmoe_write=True) as connection,
+            connection.begin(),
+        ):
             if idle_s is not None and self.dialect == "postgresql":
                 connection.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = {int(idle_s * 1000)}"))
             yield connection
@@ -320,7 +332,8 @@ def open_store(url: str, *, upgrade_empty: bool = True) -> Store:
                 f"{shown} is at version {found}, this program needs {HEAD}: run `bmoe db upgrade --db {shown}`"
             )
         raise StoreTooNewError(f"{shown} is at version {found}, this program knows {HEAD}: install a newer bmoe-fleet")
-    return Store(engine, normal_url(url), _store_id(engine))
+    places = 1 if engine.dialect.name == "sqlite" else WRITERS
+    return Store(engine, normal_url(url), _store_id(engine), Turn(places))
 
 
 def first_line(error: Exception) -> str:

@@ -14,7 +14,7 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, delete, insert, select, text, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 
 from bmoe_collector.store.engine import Store, wall_ns
@@ -25,6 +25,12 @@ CLOCK_WAS_SET_S = 120.0
 """A lease that runs out later than this was taken before the clock was set back: it runs out as if it were taken now."""
 BUSY_S = 2.0
 """How long to wait for a lease that somebody is committing under."""
+
+
+_CLOCK = text("SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS bigint)")
+_KEEP = update(LEASES).where(
+    LEASES.c.name == bindparam("of"), LEASES.c.holder == bindparam("by"), LEASES.c.token == bindparam("with")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +93,15 @@ def keep(connection: Connection, lease: Lease, seconds: float, now_ns: int | Non
     After True nobody can take it before that transaction has ended: it should be the last that the transaction does.
     """
     until = _now(connection, now_ns) + int(seconds * NS_PER_S)
-    ours = (LEASES.c.name == lease.name, LEASES.c.holder == lease.holder, LEASES.c.token == lease.token)
-    return connection.execute(update(LEASES).where(*ours).values(until_wall_ns=until)).rowcount == 1
+    ours = {"of": lease.name, "by": lease.holder, "with": lease.token}
+    return connection.execute(_KEEP, {**ours, "until_wall_ns": until}).rowcount == 1
 
 
 def _now(connection: Connection, now_ns: int | None) -> int:
     if now_ns is not None:
         return now_ns
     if connection.dialect.name == "postgresql":
-        asked = "SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS bigint)"
-        return int(connection.execute(text(asked)).scalar_one()) * 1000
+        return int(connection.execute(_CLOCK).scalar_one()) * 1000
     return wall_ns()
 
 
