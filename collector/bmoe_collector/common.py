@@ -230,6 +230,11 @@ def _unexpected(command: str, error: Exception) -> int:
         )
         say(f"bmoe {command}: database: {told}; {mend}")
         return EXIT_OUTSIDE
+    from bmoe_collector.store.artifacts import ArtifactError
+
+    if isinstance(error, ArtifactError):
+        say(f"bmoe {command}: {error}")
+        return EXIT_OUTSIDE
     import traceback
 
     say("".join(traceback.format_exception(error)).rstrip("\n"))

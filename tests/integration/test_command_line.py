@@ -154,3 +154,27 @@ def test_import_says_where_each_run_lay_and_what_could_not_be_read(bmoe, tmp_pat
     assert (
         bmoe("import", years, "--db", tmp_path / "runs.db")[1].splitlines()[-1] == "2 runs: 2 known; 1 file of no run"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("collect", "--once", "--metrics", 99999), 2, "--metrics"),
+        (("db", "vacuum", "--archive", "old", "--older-than", -1), 2, "--older-than"),
+        (("import", "DIR", "--artifacts", "nosuch://x"), 3, "bmoe import: nosuch://x: "),
+        (("db", "check", "--artifacts", "nosuch://x"), 3, "bmoe db: nosuch://x: "),
+        (("plan", "init", "DIR"), 2, "is a folder; name a file in it"),
+        (("export", "runs", "--to", "DIR"), 2, "the format is the file's suffix"),
+        (("trace", "route", "DIR"), 2, "is a folder; name the trace in it"),
+        (("events", "DIR"), 2, "is a directory"),
+        (("plan", "check", "DIR"), 2, "Is a directory"),
+        (("run", "-m", "tiny", "--prompt-file", "DIR"), 2, "Is a directory"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_one_message(bmoe, tmp_path, words, code, says):
+    db = tmp_path / "runs.db"
+    bmoe("db", "upgrade", "--db", db)
+    (tmp_path / "folder").mkdir()
+    _, err = bmoe(*[tmp_path / "folder" if word == "DIR" else word for word in words], "--db", db, code=code)
+    assert says in err
+    assert "Traceback" not in err

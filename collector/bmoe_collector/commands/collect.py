@@ -39,7 +39,8 @@ def collect(
         bool, typer.Option("--until-drained", help="End when every phone in reach is drained and runs nothing.")
     ] = False,
     port: Annotated[
-        int | None, typer.Option("--metrics", metavar="PORT", help="Serve Prometheus metrics on loopback.")
+        int | None,
+        typer.Option("--metrics", metavar="PORT", min=1, max=65535, help="Serve Prometheus metrics on loopback."),
     ] = None,
     log: Annotated[str, typer.Option(help="Form of the log on stderr: text or json.")] = "text",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,

@@ -87,7 +87,7 @@ def vacuum(
         str | None, typer.Option("--archive", metavar="URL", help="Move traces of old, complete runs there.")
     ] = None,
     older_than: Annotated[
-        float | None, typer.Option("--older-than", metavar="DAYS", help="Which runs are old; with --archive.")
+        float | None, typer.Option("--older-than", metavar="DAYS", min=0, help="Which runs are old; with --archive.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     artifacts: ArtifactsOption = None,

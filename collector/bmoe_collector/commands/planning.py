@@ -80,7 +80,8 @@ def init(
     try:
         handle = os.open(file, flags, 0o666)
     except FileExistsError:
-        raise UserError(f"{file} is there already; --force writes over it") from None
+        what = "is a folder; name a file in it" if file.is_dir() else "is there already; --force writes over it"
+        raise UserError(f"{file} {what}") from None
     with open(handle, "w", encoding="utf-8") as out:
         out.write(text)
     if json:

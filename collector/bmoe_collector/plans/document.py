@@ -313,5 +313,7 @@ class _Reader:
         try:
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError, ValueError) as error:
-            raise UserError(f"{self.source}: prompt_file {name}: cannot be read: {error}") from error
+            raise UserError(
+                f"{self.source}: prompt_file {name}: cannot be read: {getattr(error, 'strerror', None) or error}"
+            ) from error
         return self.prompt(text.removesuffix("\n"))

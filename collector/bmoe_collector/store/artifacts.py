@@ -58,7 +58,10 @@ class Artifacts:
         self.url = url
         options = {"auto_mkdir": True} if "://" not in url or url.startswith("file:") else {}
         self._fs: Any
-        self._fs, root = fsspec.url_to_fs(url, **options)
+        try:
+            self._fs, root = fsspec.url_to_fs(url, **options)
+        except (ValueError, ImportError) as error:  # no such protocol, or what speaks it is not installed
+            raise ArtifactError(f"{url}: {error}") from error
         self._root = root.rstrip("/")
         self._local = "file" in (self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,))
 
