@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from bmoe_collector.store.engine import Store
 
 EXIT_NO, EXIT_USAGE, EXIT_OUTSIDE, EXIT_INTERRUPTED = 1, 2, 3, 130
+MOST_TEXT_BYTES = 16 << 20
+"""Of a plan or a prompt; the phone takes less."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print strict ASCII JSON on stdout, messages on stderr.")]
 DbOption = Annotated[
@@ -80,6 +82,15 @@ def say(text: str) -> None:
     from bmoe_collector.show.safe import escape
 
     print(escape(text, lines=True), file=sys.stderr, flush=True)
+
+
+def read_small(path: Path, most: int = MOST_TEXT_BYTES) -> bytes:
+    """A file that a person wrote: a plan, a prompt. Raises OSError; UserError when it has no end in sight, as a device has none."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise UserError(f"{path}: more than {most >> 20} MiB, which no plan and no prompt is")
+    return data
 
 
 def counted(number: int, noun: str) -> str:

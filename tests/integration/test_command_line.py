@@ -169,6 +169,9 @@ def test_import_says_where_each_run_lay_and_what_could_not_be_read(bmoe, tmp_pat
         (("events", "DIR"), 2, "is a directory"),
         (("plan", "check", "DIR"), 2, "Is a directory"),
         (("run", "-m", "tiny", "--prompt-file", "DIR"), 2, "Is a directory"),
+        (("plan", "check", "/dev/zero"), 2, "more than 16 MiB"),
+        (("run", "-m", "tiny", "--prompt-file", "/dev/zero"), 2, "more than 16 MiB"),
+        (("import", "/dev/zero"), 0, "/dev/zero: cannot be read: is neither a file nor a folder"),
     ],
 )
 def test_what_is_wrong_with_a_command_is_one_message(bmoe, tmp_path, words, code, says):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -12,7 +13,9 @@ import pytest
 from bmoe_collector.importer import import_paths
 from bmoe_collector.importer.grouping import Found, group, is_generic, stem
 from bmoe_collector.importer.labels import from_name
+from bmoe_collector.ingest import finish
 from bmoe_collector.ingest.rebuild import reparse
+from bmoe_collector.ingest.sink import Sink
 from bmoe_collector.store import schema as tables
 from bmoe_collector.store.artifacts import Artifacts
 from bmoe_collector.store.engine import Store, open_store
@@ -20,6 +23,7 @@ from bmoe_collector.store.load import canonical, load_run
 from bmoe_proto.contract.columns import METRICS
 from sqlalchemy import func, select
 from support.generations import GENERATIONS, Generation
+from support.records import oneshot
 
 OPEN: list[Store] = []
 
@@ -380,3 +384,29 @@ def test_the_command_prints_one_object_a_run(tmp_path):
     kept = next((tmp_path / "artifacts").glob("*/*.zst"))
     kept.unlink()
     assert bmoe("db", "check", "--db", db).returncode == 1
+
+
+def test_files_of_any_length_cost_a_bounded_part_of_memory(light, tmp_path, monkeypatch):
+    store, artifacts = light
+    held: list[int] = []
+    flush = Sink.flush
+
+    def counted(sink, connection):
+        held.append(sum(map(len, sink.rows.values())))
+        flush(sink, connection)
+
+    monkeypatch.setattr(Sink, "flush", counted)
+    monkeypatch.setattr(finish, "MOST_METRICS_BYTES", 1 << 20)
+    noise = b"".join(b"moe-newer: line %d of what nobody knows yet\n" % at for at in range(60_000))
+    long = oneshot(4).replace(b"=== answer ===", noise + b"=== answer ===", 1)
+    csv = GENERATIONS[-1].file() + b"# a line that is none\n" * 60_000
+    folder = put(tmp_path / "long", stdout=long, metrics__csv=csv)
+    (run,) = import_paths(store, artifacts, [folder]).runs
+    assert (run.outcome, run.tokens) == ("ok", 4)
+    assert max(held) < 40_000
+    found = load_run(store, run.run)
+    with store.read() as connection:
+        others = connection.execute(select(func.count()).select_from(tables.OTHER_LINES)).scalar()
+    assert others >= 60_000
+    assert any("kept, without rows" in str(problem) for problem in found.run["problems"])
+    assert len(artifacts.get(hashlib.sha256(csv).hexdigest())) == len(csv)

@@ -26,6 +26,7 @@ from bmoe_collector.common import (
     emit,
     open_db,
     open_ingestor,
+    read_small,
     say,
 )
 from bmoe_collector.fleet import follow, names, queue
@@ -267,6 +268,6 @@ def _read_prompt(path: str) -> bytes:
     if path == "-":
         return sys.stdin.buffer.read()
     try:
-        return Path(path).read_bytes()
+        return read_small(Path(path))
     except OSError as error:
         raise UserError(f"--prompt-file {path}: {error.strerror}") from None

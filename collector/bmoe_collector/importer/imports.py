@@ -106,8 +106,11 @@ def _walk(path: str, unread: list[tuple[str, str]]) -> Iterator[str]:
     def closed(error: OSError) -> None:
         unread.append((str(error.filename), error.strerror or str(error)))
 
-    if not os.path.isdir(path):
+    if os.path.isfile(path):
         yield path
+        return
+    if not os.path.isdir(path):
+        unread.append((path, "is neither a file nor a folder"))
         return
     for folder, inside, files in os.walk(path, onerror=closed):
         inside.sort()

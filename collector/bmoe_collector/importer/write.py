@@ -17,7 +17,7 @@ from bmoe_proto.outcome import EndFacts, Outcome, decide
 from sqlalchemy import Connection, delete, select, update
 
 from bmoe_collector.importer import runjson
-from bmoe_collector.ingest import files
+from bmoe_collector.ingest import files, finish
 from bmoe_collector.ingest.record import put_labels
 from bmoe_collector.ingest.sink import Sink
 from bmoe_collector.ingest.stdout_rows import StdoutRows
@@ -28,6 +28,7 @@ from bmoe_collector.store.schema import ARTIFACTS, CONFIGS, DERIVED, RUNS, TRAIL
 TRACES = ("route", "compute", "compute_layers", "io")
 HEAD = 1 << 20
 TAIL = 16 << 10
+SIMULATOR = b"bmoe-sim: this is a simulator"
 _SIMULATED = re.compile(r"\bsim(?:ulat(?:ed|or))?\b", re.IGNORECASE)
 
 
@@ -53,19 +54,19 @@ def rewrite(connection: Connection, artifacts: Artifacts, run_no: int) -> None:
     for table in DERIVED:
         connection.execute(delete(table).where(table.c.run_no == run_no))
     stored = connection.execute(
-        select(ARTIFACTS.c.name, ARTIFACTS.c.kind, ARTIFACTS.c.sha256)
+        select(ARTIFACTS.c.name, ARTIFACTS.c.kind, ARTIFACTS.c.sha256, ARTIFACTS.c.size)
         .where(ARTIFACTS.c.run_no == run_no, ARTIFACTS.c.state == "stored")
         .order_by(ARTIFACTS.c.name)
     ).all()
     parts, sink = _Parts(), Sink(run_no)
     seen: set[str] = set()
     # stdout before the CSV: a turn's place is the place of its end on stdout.
-    for name, kind, sha256 in sorted(stored, key=lambda row: (row.kind != "stdout", row.name)):
+    for name, kind, sha256, size in sorted(stored, key=lambda row: (row.kind != "stdout", row.name)):
         if kind in seen and kind in ("metrics", "stdout", "run.json"):
             parts.problem(name, 0, f"a second {kind} of the run: kept, its rows are not")
             continue
         seen.add(kind)
-        _file(connection, artifacts, parts, sink, name, kind, sha256)
+        _file(connection, artifacts, parts, sink, name, kind, sha256, size or 0)
     sink.flush(connection)
     merged = files.merge_turns(connection, run_no)
     if parts.run is not None:
@@ -96,7 +97,14 @@ def rewrite(connection: Connection, artifacts: Artifacts, run_no: int) -> None:
 
 
 def _file(
-    connection: Connection, artifacts: Artifacts, parts: _Parts, sink: Sink, name: str, kind: str, sha256: str
+    connection: Connection,
+    artifacts: Artifacts,
+    parts: _Parts,
+    sink: Sink,
+    name: str,
+    kind: str,
+    sha256: str,
+    size: int,
 ) -> None:
     if kind in TRACES:
         _trace(artifacts, parts, name, sha256)
@@ -104,12 +112,23 @@ def _file(
     if kind == "other":
         parts.problem(name, 0, "nothing of this engine's is recognised in it; kept as it is")
         return
-    data = artifacts.get(sha256)
     if kind == "stdout":
         parts.stdout = StdoutRows(sink)
-        parts.stdout.feed(data)
+        for data in artifacts.chunks(sha256):
+            parts.stdout.feed(data)
+            sink.flush(connection)
         parts.stdout.close()
-    elif kind == "metrics":
+        return
+    if kind == "stderr":
+        for data in artifacts.chunks(sha256):
+            parts.stderr_tail = (parts.stderr_tail + data)[-TAIL:]
+            parts.simulated |= SIMULATOR in parts.stderr_tail or SIMULATOR in data
+        return
+    if size > finish.MOST_METRICS_BYTES:
+        parts.problem(name, 0, f"{size} bytes are more than {finish.MOST_METRICS_BYTES}: kept, without rows")
+        return
+    data = artifacts.get(sha256)
+    if kind == "metrics":
         try:
             file = parse_metrics(data)
         except NotOursError as error:
@@ -137,9 +156,6 @@ def _file(
         parts.columns["sidecar"] = plain(dict(told.values))
         for each in told.problems:
             parts.problem(name, each.line, each.what)
-    elif kind == "stderr":
-        parts.stderr_tail = data[-TAIL:]
-        parts.simulated = b"bmoe-sim: this is a simulator" in data
 
 
 def _trace(artifacts: Artifacts, parts: _Parts, name: str, sha256: str) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from bmoe_proto.asking import ARTIFACTS, MOST_SECONDS, POLICIES
 
-from bmoe_collector.common import UserError
+from bmoe_collector.common import UserError, read_small
 
 ORDERS = ("listed", "interleaved", "abba", "reversed", "random")
 
@@ -101,7 +101,7 @@ def read_plan(source: str | Path) -> Document:
     if not path.exists() and str(source) in shipped():
         return parse_plan(shipped_text(str(source)), str(source), None)
     try:
-        data = path.read_bytes()
+        data = read_small(path)
     except OSError as error:
         hint = f"; shipped plans are {', '.join(shipped())}" if path.suffix != ".toml" else ""
         raise UserError(f"{path}: cannot be read: {error.strerror}{hint}") from error
@@ -311,7 +311,7 @@ class _Reader:
             self.fail(f"prompt_file {name}: this plan has no folder to look in")
         path = (self.folder or Path()) / name
         try:
-            text = path.read_text("utf-8")
+            text = read_small(path).decode("utf-8")
         except (OSError, UnicodeDecodeError, ValueError) as error:
             raise UserError(
                 f"{self.source}: prompt_file {name}: cannot be read: {getattr(error, 'strerror', None) or error}"
