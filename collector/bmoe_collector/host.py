@@ -20,7 +20,7 @@ from typing import Any
 
 from bmoe_proto import proof
 
-from bmoe_collector.common import OutsideError, UserError
+from bmoe_collector.common import OutsideError, UserError, say
 
 SECRET_BYTES = 32
 
@@ -56,18 +56,34 @@ class HostHome:
 
                 folder = user_config_path("bmoe-fleet", appauthor=False)
         self.folder = folder
+        self.damaged: dict[str, str] = {}
+        """Files that could not be understood, and why, as `phones` met them."""
 
     @property
     def _phones(self) -> Path:
         return self.folder / "phones"
 
     def phones(self) -> list[PairedPhone]:
-        """Every paired phone, by uuid. A file that cannot be understood is an `OutsideError` that names it."""
+        """Every paired phone, by uuid. One whose file cannot be understood keeps no other from its work: it is said, once."""
         try:
             names = sorted(name for name in os.listdir(self._phones) if re.fullmatch(r"[0-9a-f]{32}\.json", name))
         except FileNotFoundError:
             return []
-        return [phone for name in names if (phone := self._read(self._phones / name)) is not None]
+        except OSError as error:
+            raise OutsideError(f"{self._phones}: {error.strerror}") from None
+        found: list[PairedPhone] = []
+        for name in names:
+            try:
+                phone = self._read(self._phones / name)
+            except OutsideError as error:
+                if name not in self.damaged:
+                    say(str(error))
+                self.damaged[name] = str(error)
+                continue
+            self.damaged.pop(name, None)
+            if phone is not None:
+                found.append(phone)
+        return found
 
     def phone(self, uuid: bytes) -> PairedPhone | None:
         """The phone with that uuid, if it is paired."""

@@ -6,7 +6,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from bmoe_collector.common import UserError, emit, plain
+from bmoe_collector.common import OutsideError, UserError, emit, plain
+from bmoe_collector.doctor.machine import secrets
 from bmoe_collector.fleet import logs, metrics, names, queue
 from bmoe_collector.fleet.phone import PhoneBoard
 from bmoe_collector.fleet.single import Single, plan_of, split_flags
@@ -188,3 +189,25 @@ def test_metrics_are_in_the_exposition_format() -> None:
     assert len(families) == len(set(families))
     for line in lines:
         assert line.startswith("# ") or float(line.rpartition(" ")[2]) >= 0
+
+
+def test_a_damaged_file_of_one_phone_keeps_no_other_from_its_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = HostHome(tmp_path / "home")
+    for uuid in (UUID_A, UUID_B):
+        home.remember(PairedPhone(uuid, b"k" * 32, "bmoe-agent"))
+    torn = tmp_path / "home" / "phones" / f"{UUID_A.hex()}.json"
+    whole = torn.read_bytes()
+    torn.write_bytes(whole[:20])
+    for _ in range(3):
+        assert [phone.uuid for phone in home.phones()] == [UUID_B]
+    said = capsys.readouterr().err
+    assert said.count(str(torn)) == 1
+    assert "pair the phone again" in said
+    with pytest.raises(OutsideError, match="pair the phone again"):
+        home.phone(UUID_A)
+    assert [str(check.state) for check in secrets(home)] == ["fail"]
+    torn.write_bytes(whole)
+    assert len(home.phones()) == 2
+    assert not home.damaged

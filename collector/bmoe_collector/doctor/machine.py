@@ -136,7 +136,9 @@ def secrets(host: HostHome) -> Iterator[Check]:
     except BmoeError as problem:
         yield Check("secrets", FAIL, str(problem))
         return
-    if not open_to_others:
+    for why in host.damaged.values():
+        yield Check("secrets", FAIL, why, ["bmoe pair"])
+    if not open_to_others and not host.damaged:
         yield Check("secrets", OK, f"{host.folder}: {counted(len(paired), 'phone')} paired")
 
 

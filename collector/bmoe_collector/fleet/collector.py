@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from bmoe_proto import calls
 
+from bmoe_collector.common import BmoeError
 from bmoe_collector.fleet import queue
 from bmoe_collector.fleet.drainer import Drainer, Timers
 from bmoe_collector.fleet.phone import AWAY, PhoneBoard, PhoneNow
@@ -154,6 +155,16 @@ class Collector:
 
     def _look(self) -> None:
         try:
+            self._look_around()
+        except (BmoeError, OSError) as error:
+            # This host's own files, say: phones that are being drained are drained on, and it is looked again.
+            if str(error) != self.adb_problem:
+                LOG.warning("look", extra={"detail": str(error)})
+            self.adb_problem = str(error)
+        self._looked.set()
+
+    def _look_around(self) -> None:
+        try:
             sightings = self._reach.sightings()
             problem = self._reach.adb_problem
         except AdbError as error:
@@ -170,7 +181,6 @@ class Collector:
                 drainer.set_routes([])
                 self._why_away(uuid, sightings)
         self._call_addresses(sightings)
-        self._looked.set()
 
     def _why_away(self, uuid: bytes, sightings: list[Sighting]) -> None:
         """A phone adb still lists has a better word than `away`."""
