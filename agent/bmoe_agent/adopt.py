@@ -156,6 +156,7 @@ def _restored(
         cancelled=cancelled,
         observer=Observer(carried=record.observer),
         sampling=effective_sampling(started.sampling),
+        model=started.model,
         command=recorded_command(started.cell, list(started.argv)),
         watchdog=record.watchdog,
         gate=record.gate,

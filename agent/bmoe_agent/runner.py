@@ -217,6 +217,7 @@ def _resolve(
         live.launch_error = f"refused:model {error}"
         return engine, environment, None
     started.model.CopyFrom(models.describe(model, cache, cell.model, context.roots))
+    live.model = started.model
     return engine, environment, model
 
 

@@ -34,6 +34,7 @@ def close(live: Live) -> Ended:
     if live.launched:
         live.record_sample("exit")
         live.record_residency()
+        _look_at_model(live)
     if live.session is not None and live.launched:
         for report in live.session.abandon("the engine ended"):
             live.record_turn(report)
@@ -59,6 +60,19 @@ def close(live: Live) -> Ended:
         launched=live.launched,
         gate_policy=live.gate.policy if live.gate is not None else "",
     )
+
+
+def _look_at_model(live: Live) -> None:
+    """A file that was replaced, cut or removed while the engine read it: the run measured no model that can be named."""
+    for shard in live.model.shards:
+        try:
+            facts = os.stat(shard.path)
+        except OSError as error:
+            live.note("model_changed", f"{shard.path}: {error.strerror} at the run's end")
+            continue
+        if (facts.st_size, facts.st_mtime_ns) != (shard.size, shard.mtime_ns):
+            text = f"{shard.path}: {shard.size} bytes at the run's start, {facts.st_size} at its end, written to in between"
+            live.note("model_changed", text, {"size": facts.st_size, "size_at_start": shard.size})
 
 
 def _look_for_a_killer(live: Live) -> None:

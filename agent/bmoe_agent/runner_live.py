@@ -67,6 +67,7 @@ class Live:
     observer: Observer
     limits: pb.Limits = field(default_factory=pb.Limits)
     sampling: pb.Sampling = field(default_factory=pb.Sampling)
+    model: pb.ModelFacts = field(default_factory=pb.ModelFacts)  # as it was when the run started
     command: Command = field(default_factory=lambda: Command((), session=False))
     phases: Phases = field(default_factory=lambda: Phases(session=False))
     session: Session | None = None
