@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import NamedTuple
 
 from bmoe_proto import kernel_dump, kernel_proc, kernel_sys
@@ -170,19 +171,20 @@ def values(entries: Iterable[Entry]) -> Values:
     """Values of one sample's entries."""
     found = Values()
     system: dict[str, str] = {}
-    for entry in entries:
-        if entry.data is None:
-            found.refused[entry.name] = entry.reason or describe_errno(entry.errno)
+    for name, data, code, reason, _ in entries:
+        if data is None:
+            found.refused[name] = reason or describe_errno(code)
             continue
-        text = entry.data.decode("utf-8", "replace")
-        if (read := _EXACT.get(entry.name)) is not None:
+        text = data.decode("utf-8", "replace")
+        if (read := _EXACT.get(name)) is not None:
             found.values.update(read(text))
-        elif entry.name.startswith("sys/"):
-            system[entry.name] = text.strip()
-        elif entry.name.startswith("dev/cpuset"):
-            found.values.update(kernel_sys.cpuset(entry.name, text))
+        elif name.startswith("sys/"):
+            system[name] = text.strip()
+        elif name.startswith("dev/cpuset"):
+            found.values.update(kernel_sys.cpuset(name, text))
     # What the thermal service or `dumpsys` said stands; a node of /sys of the same name is nearer to the hardware.
-    found.values.update(kernel_sys.nodes(system))
+    if system:
+        found.values.update(kernel_sys.nodes(system))
     return found
 
 
@@ -210,6 +212,7 @@ def _whole_part(text: bytes) -> list[Entry]:
     return kept
 
 
+@lru_cache(maxsize=256)
 def describe_errno(code: int) -> str:
     """An errno of a phone in words that do not depend on this machine's language: `EACCES (permission denied)`."""
     name = errno.errorcode.get(code)

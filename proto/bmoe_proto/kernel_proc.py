@@ -52,10 +52,9 @@ def pairs(text: str) -> Iterator[tuple[str, str]]:
 
 def number(text: str) -> int | None:
     """The whole number a text starts with (`12 kB` is 12), None when there is none."""
-    head = text.split(maxsplit=1)[0] if text.strip() else ""
     try:
-        return int(head)
-    except ValueError:
+        return int(text.split(maxsplit=1)[0])
+    except (ValueError, IndexError):
         return None
 
 
@@ -89,8 +88,10 @@ def stat(text: str) -> dict[str, Value]:
     fields = text[text.rfind(")") + 1 :].split()
     found: dict[str, Value] = {}
     for at, name in _STAT.items():
-        if at < len(fields) and (amount := number(fields[at])) is not None:
-            found[name] = amount
+        try:
+            found[name] = int(fields[at])
+        except (ValueError, IndexError):
+            continue
     return found
 
 

@@ -19,7 +19,8 @@ later samples leave it out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 VERSION = 1
 BYTES, REFUSED, CUT, REFUSED_TEXT = range(4)
@@ -33,8 +34,7 @@ class SampleTextError(ValueError):
     """Bytes that are no sample text; the message says at which offset and what was expected."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One file of a sample: `data` as read, or None and the reason."""
 
     name: str
@@ -99,24 +99,33 @@ def iterate(text: bytes) -> Iterator[Entry]:
         return
     if text[0] != VERSION:
         raise SampleTextError(f"sample text of layout {text[0]}, this reads layout {VERSION}: use a newer collector")
-    at = 1
-    while at < len(text):
+    at, size = 1, len(text)
+    while at < size:
         began = at
-        tag, at = _varint_at(text, at)
+        tag = text[at]  # most numbers are one byte
+        if tag < 128:
+            at += 1
+        else:
+            tag, at = _varint_at(text, at)
         kind, length = tag & 3, tag >> 2
         name, at = _bytes_at(text, at, length, "name")
         if not name or length > NAME_LIMIT:
             raise SampleTextError(f"offset {began}: a name of {length} bytes")
-        node = name.decode("utf-8", "surrogateescape")
+        node = _node(name)
         number, at = _varint_at(text, at)
         if kind == REFUSED:
-            yield Entry(node, None, errno=number)
+            yield Entry(node, None, number)
             continue
         data, at = _bytes_at(text, at, number, node)
         if kind == REFUSED_TEXT:
-            yield Entry(node, None, reason=data.decode("utf-8", "surrogateescape"))
+            yield Entry(node, None, 0, data.decode("utf-8", "surrogateescape"))
         else:
-            yield Entry(node, data, cut=kind == CUT)
+            yield Entry(node, data, 0, "", kind == CUT)
+
+
+@lru_cache(maxsize=1024)
+def _node(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
 
 
 def _bytes_at(text: bytes, at: int, length: int, what: str) -> tuple[bytes, int]:
@@ -126,6 +135,8 @@ def _bytes_at(text: bytes, at: int, length: int, what: str) -> tuple[bytes, int]
 
 
 def _varint_at(text: bytes, at: int) -> tuple[int, int]:
+    if at < len(text) and (value := text[at]) < 128:
+        return value, at + 1
     value = shift = 0
     for place in range(at, min(at + 10, len(text))):
         byte = text[place]

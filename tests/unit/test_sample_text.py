@@ -17,9 +17,9 @@ names = (
     .filter(lambda text: not any(0xD800 <= ord(char) <= 0xDFFF for char in text))
 )
 entries = st.one_of(
-    st.builds(Entry, names, st.binary(max_size=300), cut=st.booleans()),
-    st.builds(Entry, names, st.none(), errno=st.integers(0, 2**20)),
-    st.builds(Entry, names, st.none(), reason=names),
+    st.builds(Entry, names, st.binary(max_size=300), st.just(0), st.just(""), st.booleans()),
+    st.builds(Entry, names, st.none(), st.integers(0, 2**20), st.just(""), st.just(value=False)),
+    st.builds(Entry, names, st.none(), st.just(0), names, st.just(value=False)),
 )
 
 

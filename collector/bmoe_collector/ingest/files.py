@@ -11,12 +11,24 @@ from itertools import count, repeat
 from typing import Any
 
 from bmoe_proto.contract.metrics import MetricsFile
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import BindParameter, Connection, bindparam, func, insert, select, update
 
 from bmoe_collector.ingest.sink import LIMIT, PREAMBLE, SUMMARY, Sink
 from bmoe_collector.store import names
 from bmoe_collector.store.engine import plain, to_json
 from bmoe_collector.store.schema import CONFIGS, REPORT_LINES, TOKENS_CSV, TOKENS_STDOUT, TRAILERS, TURNS
+
+# Statements of every run's end are made once: making one costs more than running it.
+_RUN: BindParameter[int] = bindparam("of_run")
+_TURNS = select(TURNS).where(TURNS.c.run_no == _RUN).order_by(TURNS.c.at)
+_COUNTED = select(TURNS.c.kind, TURNS.c.state, TURNS.c.tokens).where(TURNS.c.run_no == _RUN)
+_CSV_BY_TURN, _STDOUT_BY_TURN = (
+    select(table.c.turn, func.count()).where(table.c.run_no == _RUN).group_by(table.c.turn)
+    for table in (TOKENS_CSV, TOKENS_STDOUT)
+)
+_TRAILERS = select(TRAILERS.c.turn, TRAILERS.c["keys"]).where(TRAILERS.c.run_no == _RUN).order_by(TRAILERS.c.at)
+_REPORT = select(REPORT_LINES.c.facts).where(REPORT_LINES.c.run_no == _RUN).order_by(REPORT_LINES.c.at)
+_CHANGE_TURN = update(TURNS).where(TURNS.c.run_no == _RUN, TURNS.c.at == bindparam("of_at"))
 
 _KINDS: dict[str, set[type]] = {"int": {int, type(None)}, "float": {float, int, type(None)}, "str": {str, type(None)}}
 
@@ -92,14 +104,10 @@ def put_config(connection: Connection, row: Mapping[str, Any] | None) -> None:
 
 def merge_turns(connection: Connection, run_no: int) -> dict[str, int]:
     """Give every turn its summary from all sources; returns `n_tokens` and `n_turns` as the rows show them."""
-    turns = list(connection.execute(select(TURNS).where(TURNS.c.run_no == run_no).order_by(TURNS.c.at)).mappings())
+    run = {"of_run": run_no}
+    turns = list(connection.execute(_TURNS, run).mappings())
     trailers = _trailers(connection, run_no)
-    rows = {
-        int(turn or 0): int(n)
-        for turn, n in connection.execute(
-            select(TOKENS_CSV.c.turn, func.count()).where(TOKENS_CSV.c.run_no == run_no).group_by(TOKENS_CSV.c.turn)
-        )
-    }
+    rows = {int(turn or 0): int(n) for turn, n in connection.execute(_CSV_BY_TURN, run)}
     known = {row["turn"] for row in turns if row["turn"] is not None}
     report = _report(connection, run_no)
     for row in turns:
@@ -134,9 +142,7 @@ def merge_turns(connection: Connection, run_no: int) -> dict[str, int]:
             )
         )
         at += 1
-    counted = connection.execute(
-        select(TURNS.c.kind, TURNS.c.state, TURNS.c.tokens).where(TURNS.c.run_no == run_no)
-    ).all()
+    counted = connection.execute(_COUNTED, run).all()
     real = [row for row in counted if row.kind != "rejected" and row.state not in ("not_run", "sent")]
     told_tokens = sum(row.tokens or 0 for row in counted)
     return {"n_tokens": _tokens(connection, run_no, rows) or told_tokens, "n_turns": len(real)}
@@ -144,8 +150,7 @@ def merge_turns(connection: Connection, run_no: int) -> dict[str, int]:
 
 def _tokens(connection: Connection, run_no: int, csv: Mapping[int, int]) -> int:
     """Tokens that have a row in either source: both count from 1 in every turn, so the longer one has them all."""
-    query = select(TOKENS_STDOUT.c.turn, func.count()).where(TOKENS_STDOUT.c.run_no == run_no)
-    stdout = {int(turn or 0): int(n) for turn, n in connection.execute(query.group_by(TOKENS_STDOUT.c.turn))}
+    stdout = {int(turn or 0): int(n) for turn, n in connection.execute(_STDOUT_BY_TURN, {"of_run": run_no})}
     return sum(max(csv.get(turn, 0), stdout.get(turn, 0)) for turn in csv.keys() | stdout.keys())
 
 
@@ -157,7 +162,7 @@ def _write(connection: Connection, run_no: int, at: int, found: Mapping[str, Any
         values["extra"] = plain(extra)
     if not values:
         return
-    connection.execute(update(TURNS).where(TURNS.c.run_no == run_no, TURNS.c.at == at).values(**values))
+    connection.execute(_CHANGE_TURN, {**values, "of_run": run_no, "of_at": at})
 
 
 def _trailers(connection: Connection, run_no: int) -> dict[int, dict[str, Any]]:
@@ -165,9 +170,7 @@ def _trailers(connection: Connection, run_no: int) -> dict[int, dict[str, Any]]:
     from bmoe_proto.contract.columns import done_spelling
 
     found: dict[int, dict[str, Any]] = {}
-    for turn, keys in connection.execute(
-        select(TRAILERS.c.turn, TRAILERS.c["keys"]).where(TRAILERS.c.run_no == run_no).order_by(TRAILERS.c.at)
-    ):
+    for turn, keys in connection.execute(_TRAILERS, {"of_run": run_no}):
         found.setdefault(int(turn), {done_spelling(key): value for key, value in keys.items()})
     return found
 
@@ -176,9 +179,7 @@ def _report(connection: Connection, run_no: int) -> dict[str, Any]:
     """Numbers of the report that BMOE_DONE has a name for; the line that names one first stands."""
     wanted = set(SUMMARY.columns)
     found: dict[str, Any] = {}
-    for (facts,) in connection.execute(
-        select(REPORT_LINES.c.facts).where(REPORT_LINES.c.run_no == run_no).order_by(REPORT_LINES.c.at)
-    ):
+    for (facts,) in connection.execute(_REPORT, {"of_run": run_no}):
         for key, value in facts.items():
             if key in wanted and value is not None:
                 found.setdefault(key, value)

@@ -15,7 +15,7 @@ from bmoe_proto import framing
 from bmoe_proto.contract.metrics import NotOursError, parse_metrics
 from bmoe_proto.v1 import telemetry_pb2 as pb
 from google.protobuf.message import DecodeError
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import BindParameter, Connection, bindparam, func, insert, select, update
 
 from bmoe_collector.ingest import ending, files, identity
 from bmoe_collector.ingest.reader import RunReader
@@ -32,6 +32,19 @@ MOST_METRICS_BYTES = 256 << 20
 """A CSV is read in memory; a night of tokens is some megabytes."""
 HOST_NOTES = 1 << 30
 """Places of notes that a host added; those of the phone's record are below."""
+# Statements of every run's end are made once: making one costs more than running it.
+_RUN: BindParameter[int] = bindparam("of_run")
+_EVIDENCE = (
+    select(NOTES.c.text)
+    .where(NOTES.c.run_no == _RUN, NOTES.c.at >= HOST_NOTES, NOTES.c.code == "kill_evidence")
+    .order_by(NOTES.c.at)
+)
+_CSV_TOKENS = select(func.count()).select_from(TOKENS_CSV).where(TOKENS_CSV.c.run_no == _RUN)
+_STATES = select(ARTIFACTS.c.name, ARTIFACTS.c.state, ARTIFACTS.c.problem).where(
+    ARTIFACTS.c.run_no == _RUN, ARTIFACTS.c.kind.not_in(("stdout", "stderr"))
+)
+_NAMES = select(ARTIFACTS.c.name).where(ARTIFACTS.c.run_no == _RUN)
+_FILES = select(RUN_FILES.c.sha256, RUN_FILES.c.kind).where(RUN_FILES.c.run_no == _RUN)
 
 
 def columns(connection: Connection, artifacts: Artifacts, reader: RunReader) -> None:
@@ -63,26 +76,17 @@ def columns(connection: Connection, artifacts: Artifacts, reader: RunReader) -> 
 
 def add_host_evidence(connection: Connection, reader: RunReader) -> None:
     """Give the reader what hosts found in the phone's log about this run's end."""
-    rows = connection.execute(
-        select(NOTES.c.text)
-        .where(NOTES.c.run_no == reader.run_no, NOTES.c.at >= HOST_NOTES, NOTES.c.code == "kill_evidence")
-        .order_by(NOTES.c.at)
-    ).scalars()
+    rows = connection.execute(_EVIDENCE, {"of_run": reader.run_no}).scalars()
     reader.kill_evidence += [text for text in rows if text not in reader.kill_evidence]
 
 
 def _csv_tokens(connection: Connection, run_no: int) -> int:
-    query = select(func.count()).select_from(TOKENS_CSV).where(TOKENS_CSV.c.run_no == run_no)
-    return int(connection.execute(query).scalar() or 0)
+    return int(connection.execute(_CSV_TOKENS, {"of_run": run_no}).scalar() or 0)
 
 
 def artifact_states(connection: Connection, run_no: int) -> dict[str, tuple[str, str]]:
     """State and problem of a run's fetched files (its streams come in frames, not as files)."""
-    rows = connection.execute(
-        select(ARTIFACTS.c.name, ARTIFACTS.c.state, ARTIFACTS.c.problem)
-        .where(ARTIFACTS.c.run_no == run_no)
-        .where(ARTIFACTS.c.kind.not_in(("stdout", "stderr")))
-    )
+    rows = connection.execute(_STATES, {"of_run": run_no})
     return {name: (state, problem or "") for name, state, problem in rows}
 
 
@@ -90,7 +94,7 @@ def _expect_files(connection: Connection, reader: RunReader) -> None:
     """Rows for the files that the run's end names."""
     ended = reader.ended
     assert ended is not None
-    have = set(connection.execute(select(ARTIFACTS.c.name).where(ARTIFACTS.c.run_no == reader.run_no)).scalars())
+    have = set(connection.execute(_NAMES, {"of_run": reader.run_no}).scalars())
     expected = [(facts.name[:255], facts.kind, facts.size, facts.sha256, facts.problem) for facts in ended.artifacts]
     expected.append(("stdout", "stdout", ended.stdout_bytes, ended.stdout_sha256, ""))
     expected.append(("stderr", "stderr", ended.stderr_bytes, ended.stderr_sha256, ""))
@@ -114,7 +118,7 @@ def _expect_files(connection: Connection, reader: RunReader) -> None:
     if not rows:
         return
     connection.execute(insert(ARTIFACTS), rows)
-    known = set(connection.execute(select(RUN_FILES.c.sha256).where(RUN_FILES.c.run_no == reader.run_no)).scalars())
+    known = set(connection.execute(_FILES, {"of_run": reader.run_no}).scalars())
     by_hash = {row["sha256"]: row for row in reversed(rows) if row["sha256"] and row["size"]}
     fresh = [
         {key: row[key] for key in ("run_no", "sha256", "kind", "name", "size")} | {"origin": "agent"}
@@ -140,8 +144,7 @@ def put_file(connection: Connection, run_no: int, sha256: str, kind: str, name: 
 
 def _absorb_imports(connection: Connection, artifacts: Artifacts, run_no: int) -> None:
     """Runs that were imported from this run's files before it was delivered are this run."""
-    rows = connection.execute(select(RUN_FILES.c.sha256, RUN_FILES.c.kind).where(RUN_FILES.c.run_no == run_no))
-    mine = {row[0]: row[1] for row in rows}
+    mine = {row[0]: row[1] for row in connection.execute(_FILES, {"of_run": run_no})}
     for match in identity.matches(connection, mine, imported=True):
         if match.run_no != run_no:
             log.info("run %s had been imported as %s", run_no, match.run_id)

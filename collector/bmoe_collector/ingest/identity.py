@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from bmoe_collector.store.schema import ARTIFACTS, LABELS, RUN_ALIASES, RUN_FILES, RUNS
 
 TELLING = frozenset({"metrics", "stdout", "route", "compute", "compute_layers", "io"})
 RUN_JSON = "run.json"
+_HOLDING = (
+    select(RUN_FILES.c.run_no).where(RUN_FILES.c.sha256.in_(bindparam("hashes", expanding=True))).distinct().limit(2000)
+)
+_IMPORTED = _HOLDING.join(RUNS, RUNS.c.run_no == RUN_FILES.c.run_no).where(RUNS.c.source == "import")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,7 @@ def matches(connection: Connection, files: Mapping[str, str], *, imported: bool 
     """
     if not files:
         return []
-    query = select(RUN_FILES.c.run_no).where(RUN_FILES.c.sha256.in_(list(files))).distinct().limit(2000)
-    if imported:
-        query = query.join(RUNS, RUNS.c.run_no == RUN_FILES.c.run_no).where(RUNS.c.source == "import")
-    hits = connection.execute(query).scalars()
+    hits = connection.execute(_IMPORTED if imported else _HOLDING, {"hashes": list(files)}).scalars()
     found: list[tuple[int, Match]] = []
     for run_no in sorted(hits):
         mine = {

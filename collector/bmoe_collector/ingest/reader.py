@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from bmoe_proto import framing, kernel
@@ -18,12 +19,13 @@ from bmoe_proto.v1 import telemetry_pb2 as pb
 from google.protobuf.message import DecodeError
 
 from bmoe_collector.ingest import told
-from bmoe_collector.ingest.sink import SAMPLE, Sink, json_or_none
+from bmoe_collector.ingest.sink import SAMPLE, Sink
 from bmoe_collector.ingest.stdout_rows import Request, StdoutRows
 from bmoe_collector.store.engine import to_json, view
 
 TAIL = 16 << 10
 WHOLE = 8 << 20
+_FREQUENT = frozenset({"output", "sample"})
 STREAMS = {pb.STREAM_STDOUT: "stdout", pb.STREAM_STDERR: "stderr", pb.STREAM_STDIN: "stdin"}
 
 
@@ -154,7 +156,7 @@ class RunReader:
             self.sink.add("unknown_frames", segment.segment, seq, _boot(frame), raw)
             return
         said = getattr(frame, kind)
-        if kind != "output":
+        if kind not in _FREQUENT:  # those have a look at their own texts
             told.without_nul(said)
         self._handlers[kind](said, _boot(frame), segment, seq)
 
@@ -212,14 +214,14 @@ class RunReader:
         self.sink.add(
             "samples",
             boot_ns,
-            (sample.source or "agent")[:8],
-            sample.kind[:12],
+            view(sample.source)[:8] or "agent",
+            view(sample.kind)[:12],
             sample.took_ns / 1e6 if sample.took_ns else None,
             segment.segment,
             seq,
             *row,
             to_json(values),
-            json_or_none(found.refused or None),
+            _refusals(tuple(found.refused.items())) if found.refused else None,
         )
 
     def _residency(self, look: pb.Residency, boot_ns: int, _segment: Segment, _seq: int) -> None:
@@ -311,6 +313,12 @@ class RunReader:
         self.stdout.close()
         if ended.HasField("observer"):
             self.changes["observer"] = told.observer(ended.observer)
+
+
+@lru_cache(maxsize=256)
+def _refusals(reasons: tuple[tuple[str, str], ...]) -> str:
+    """What a sample could not read is the same at every sample."""
+    return to_json(dict(reasons))
 
 
 def _boot(frame: pb.Frame) -> int:

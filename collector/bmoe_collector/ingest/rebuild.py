@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bmoe_proto import framing
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, bindparam, delete, select, update
 
 from bmoe_collector.ingest import finish
 from bmoe_collector.ingest.reader import RunReader
@@ -18,6 +18,12 @@ from bmoe_collector.store.artifacts import Artifacts
 from bmoe_collector.store.engine import Store
 from bmoe_collector.store.find import find
 from bmoe_collector.store.schema import BLOCKS, DERIVED, NOTES, RUNS, SEGMENTS
+
+_SEGMENTS = (
+    select(SEGMENTS.c.segment, SEGMENTS.c.previous)
+    .where(SEGMENTS.c.run_no == bindparam("of_run"))
+    .order_by(SEGMENTS.c.place)
+)
 
 
 def chain(previous: Mapping[str, str | None]) -> list[str]:
@@ -40,10 +46,7 @@ def chain(previous: Mapping[str, str | None]) -> list[str]:
 
 def stored_order(connection: Connection, run_no: int) -> list[str]:
     """A run's stored segments in the order of writing."""
-    rows = connection.execute(
-        select(SEGMENTS.c.segment, SEGMENTS.c.previous).where(SEGMENTS.c.run_no == run_no).order_by(SEGMENTS.c.place)
-    )
-    return chain({row[0]: row[1] for row in rows})
+    return chain({row[0]: row[1] for row in connection.execute(_SEGMENTS, {"of_run": run_no})})
 
 
 def read_again(connection: Connection, run_no: int, run_id: str) -> RunReader:

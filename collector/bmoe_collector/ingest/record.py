@@ -36,7 +36,7 @@ def new_run(connection: Connection, run_id: str, source: str, **columns: Any) ->
         "stored_wall_ns": now,
         "changed_wall_ns": now,
     }
-    made = connection.execute(insert(RUNS).values(**values | columns)).inserted_primary_key
+    made = connection.execute(insert(RUNS), values | columns).inserted_primary_key
     assert made is not None
     return int(made[0])
 
@@ -47,6 +47,12 @@ _SEGMENT: BindParameter[str] = bindparam("of_segment")
 _MOVE_CURSOR = update(CURSORS).where(CURSORS.c.run_no == _RUN, CURSORS.c.segment == _SEGMENT)
 _CHANGE_SEGMENT = update(SEGMENTS).where(SEGMENTS.c.run_no == _RUN, SEGMENTS.c.segment == _SEGMENT)
 _CHANGE_RUN = update(RUNS).where(RUNS.c.run_no == _RUN)
+_PLACES = select(SEGMENTS.c.place).where(SEGMENTS.c.run_no == _RUN)
+_OWNER = select(RUNS.c.agent_uuid).where(RUNS.c.run_no == _RUN)
+_LABELS = select(LABELS.c.key, LABELS.c.value).where(LABELS.c.run_no == _RUN)
+_DEVICE: BindParameter[str] = bindparam("of_device")
+_DEVICE_FACTS = select(DEVICES.c.facts).where(DEVICES.c.agent_uuid == _DEVICE)
+_CHANGE_DEVICE = update(DEVICES).where(DEVICES.c.agent_uuid == _DEVICE)
 
 
 def change_run(connection: Connection, run_no: int, values: dict[str, Any]) -> None:
@@ -59,7 +65,8 @@ def put_progress(connection: Connection, reader: RunReader, segment: str, agent_
     run_no, offset = reader.run_no, reader.offsets[segment]
     here = {"of_run": run_no, "of_segment": segment}
     if not connection.execute(_MOVE_CURSOR, {**here, "offset": offset}).rowcount:
-        connection.execute(insert(CURSORS).values(run_no=run_no, segment=segment, agent_uuid=agent_uuid, offset=offset))
+        row = {"run_no": run_no, "segment": segment, "agent_uuid": agent_uuid, "offset": offset}
+        connection.execute(insert(CURSORS), row)
     put_segment(connection, reader, segment)
 
 
@@ -75,9 +82,8 @@ def put_segment(connection: Connection, reader: RunReader, name: str) -> None:
     }
     of_segment = {"of_run": reader.run_no, "of_segment": name}
     if not connection.execute(_CHANGE_SEGMENT, {**values, **of_segment}).rowcount:
-        places = connection.execute(select(SEGMENTS.c.place).where(SEGMENTS.c.run_no == reader.run_no)).scalars()
-        place = max(places, default=-1) + 1
-        connection.execute(insert(SEGMENTS).values(run_no=reader.run_no, segment=name, place=place, **values))
+        place = max(connection.execute(_PLACES, {"of_run": reader.run_no}).scalars(), default=-1) + 1
+        connection.execute(insert(SEGMENTS), {**values, "run_no": reader.run_no, "segment": name, "place": place})
 
 
 def put_started(connection: Connection, reader: RunReader) -> None:
@@ -85,7 +91,7 @@ def put_started(connection: Connection, reader: RunReader) -> None:
     if reader.plan is not None:
         insert_new(connection, PLANS, reader.plan)
     put_labels(connection, reader.run_no, reader.labels, "plan")
-    owner = connection.execute(select(RUNS.c.agent_uuid).where(RUNS.c.run_no == reader.run_no)).scalar()
+    owner = connection.execute(_OWNER, {"of_run": reader.run_no}).scalar()
     # A phone speaks for itself alone.
     if reader.started is not None and owner and reader.started.device.agent_uuid.hex() == owner:
         put_device(connection, reader.started.device)
@@ -97,8 +103,7 @@ def put_labels(
     """Add labels; one that is there already stays unless `force`."""
     if not labels:
         return
-    query = select(LABELS.c.key, LABELS.c.value).where(LABELS.c.run_no == run_no)
-    known = {row[0]: row[1] for row in connection.execute(query)}
+    known = {row[0]: row[1] for row in connection.execute(_LABELS, {"of_run": run_no})}
     wanted = {key[:128]: value for key, value in labels.items()}
     fresh = [
         {"run_no": run_no, "key": key, "value": value, "source": source}
@@ -117,12 +122,12 @@ def put_device(connection: Connection, device: pb.DeviceFacts, offers: dict[str,
     """A phone's facts, as it told them last. `offers`: what can be run there, when it told that too; else what it told before."""
     uuid = device.agent_uuid.hex()
     now = wall_ns()
-    known = connection.execute(select(DEVICES.c.facts).where(DEVICES.c.agent_uuid == uuid)).scalar() or {}
+    known = connection.execute(_DEVICE_FACTS, {"of_device": uuid}).scalar() or {}
     facts = plain(told.message(device))
     if offers := offers or known.get("offers"):
         facts["offers"] = offers
     values = {"facts": facts, "model": told.device_model(device), "last_seen_wall_ns": now}
-    if not connection.execute(update(DEVICES).where(DEVICES.c.agent_uuid == uuid).values(**values)).rowcount:
+    if not connection.execute(_CHANGE_DEVICE, {**values, "of_device": uuid}).rowcount:
         insert_new(connection, DEVICES, {"agent_uuid": uuid, "first_seen_wall_ns": now, **values})
 
 

@@ -7,7 +7,7 @@ their column cannot hold (a float where the contract says int, a number beyond 6
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -35,19 +35,17 @@ class Shape:
         self._all = itemgetter(*columns)
         self._kinds = columns
         self._known = frozenset(columns) | frozenset(ignore)
-        # Types of a whole row to the places of its ints, whose size must be looked at; rows repeat their types.
-        self._signatures: dict[tuple[type, ...], tuple[int, ...]] = {}
+        # Types of a whole row to what takes its ints, whose size must be looked at; rows repeat their types.
+        self._signatures: dict[tuple[type, ...], Callable[[list[Any]], tuple[int, ...]]] = {}
 
     def split(self, values: Mapping[str, Any]) -> tuple[Sequence[Any], dict[str, Any] | None]:
         """The row's values in column order, and what has no column of its own (None when nothing)."""
         get = values.get
         row: list[Any] = [get(name) for name in self.columns]
         signature = tuple(map(type, row))
-        ints = self._signatures.get(signature)
-        if ints is None:
-            ints = self._learn(signature)
+        ints = self._signatures.get(signature) or self._learn(signature)
         extra: dict[str, Any] | None = None
-        if ints is None or any(not -LIMIT <= row[place] < LIMIT for place in ints):
+        if ints is None or ((numbers := ints(row)) and (max(numbers) >= LIMIT or min(numbers) < -LIMIT)):
             extra = self._misfits(row)
         if not self._known.issuperset(values):
             extra = (extra or {}) | {key: value for key, value in values.items() if key not in self._known}
@@ -63,13 +61,16 @@ class Shape:
                 pass
         return self.split(values)
 
-    def _learn(self, signature: tuple[type, ...]) -> tuple[int, ...] | None:
+    def _learn(self, signature: tuple[type, ...]) -> Callable[[list[Any]], tuple[int, ...]] | None:
         for kind, found in zip(self._kinds.values(), signature, strict=True):
             if found not in _FITS[kind] and not (found is bool and kind == "int"):
                 return None
-        ints = tuple(place for place, found in enumerate(signature) if found is int)
-        self._signatures[signature] = ints
-        return ints
+        places = [place for place, found in enumerate(signature) if found is int]
+        if len(places) > 1:
+            self._signatures[signature] = itemgetter(*places)
+        else:
+            self._signatures[signature] = lambda row: tuple(row[place] for place in places)
+        return self._signatures[signature]
 
     def _misfits(self, row: list[Any]) -> dict[str, Any]:
         """Take out of the row what its columns cannot hold."""

@@ -19,6 +19,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -171,15 +172,19 @@ _WIRE: tuple[tuple[type, str], ...] = (
 
 def insert_new(connection: Connection, table: Table, values: dict[str, Any]) -> None:
     """Insert a row unless one with its key is there: two hosts may meet the same plan or phone at once."""
+    connection.execute(_insert_new(connection.dialect.name, table), values)
+
+
+@lru_cache(maxsize=64)
+def _insert_new(dialect: str, table: Table) -> Any:
     # Each dialect is slow to import, and a process needs one.
-    if connection.dialect.name == "sqlite":
+    if dialect == "sqlite":
         from sqlalchemy.dialects import sqlite
 
-        connection.execute(sqlite.insert(table).values(**values).on_conflict_do_nothing())
-    else:
-        from sqlalchemy.dialects import postgresql
+        return sqlite.insert(table).on_conflict_do_nothing()
+    from sqlalchemy.dialects import postgresql
 
-        connection.execute(postgresql.insert(table).values(**values).on_conflict_do_nothing())
+    return postgresql.insert(table).on_conflict_do_nothing()
 
 
 def normal_url(url: str) -> str:
