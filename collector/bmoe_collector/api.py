@@ -12,19 +12,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
 
 import polars as pl
 
 from bmoe_collector.common import UserError, open_db
+from bmoe_collector.metrics_frame import read_metrics
 from bmoe_collector.query.frames import run_numbers, runs_frame, view_frame
 from bmoe_collector.query.runs import USUAL, Selection
 from bmoe_collector.query.sql import run_sql
 from bmoe_collector.store.engine import Store
 from bmoe_collector.store.find import RunNotFoundError, find_runs
 
-__all__ = ["Comparison", "Filters", "Fleet", "compare", "open", "runs", "samples", "sql", "tokens", "turns"]
+__all__ = ["Comparison", "Filters", "Fleet", "compare", "metrics", "open", "runs", "samples", "sql", "tokens", "turns"]
 
 
 class Filters(TypedDict, total=False):
@@ -168,6 +170,14 @@ _METRICS: dict[str, Any] = {
     "resolved": pl.Boolean, "smallest_resolvable": pl.Float64, "runs_needed": pl.Int64,
 }  # fmt: skip
 _COUNTERS: dict[str, Any] = {"counter": pl.String, "a": pl.Float64, "b": pl.Float64, "equal": pl.Boolean}
+
+
+def metrics(file: str | Path, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """A metrics CSV as it is, of any generation, without a database: a row a token, columns as the file names them, and `turn`.
+
+    `columns`: read no others (and `turn`); those the file does not have are null.
+    """
+    return read_metrics(file, columns)
 
 
 def open(db: str | None = None) -> Fleet:  # noqa: A001 - fleet = api.open(...)

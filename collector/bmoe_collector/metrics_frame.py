@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 from bmoe_proto.contract.columns import METRICS
-from bmoe_proto.contract.metrics import parse_metrics, read_layout
+from bmoe_proto.contract.metrics import NotOursError, parse_metrics, read_layout
+
+from bmoe_collector.common import UserError
 
 if TYPE_CHECKING:
     from bmoe_proto.contract.metrics import Segment
@@ -44,6 +47,20 @@ def metrics_frame(data: bytes, columns: Sequence[str] | None = None) -> pl.DataF
     return whole.with_columns(
         *missing, *(pl.when(pl.col(name) == -1).then(None).otherwise(pl.col(name)).alias(name) for name in sentinels)
     )
+
+
+def read_metrics(file: str | Path, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """`metrics_frame` of a file.
+
+    Raises:
+        UserError: it cannot be read, or is no metrics CSV.
+    """
+    try:
+        return metrics_frame(Path(file).read_bytes(), columns)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}") from error
+    except NotOursError as error:
+        raise UserError(f"{file}: is no metrics CSV: {error}") from error
 
 
 def _frame(names: tuple[str, ...], segments: list[Segment], columns: Sequence[str] | None) -> pl.DataFrame | None:

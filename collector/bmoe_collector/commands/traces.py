@@ -191,17 +191,13 @@ def _open(
 
 
 def _file_columns(path: Path) -> dict[str, list[Any]]:
-    from bmoe_proto.contract.metrics import parse_metrics
+    from bmoe_collector.metrics_frame import read_metrics
+    from bmoe_collector.traces.join import METRICS
 
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    columns = {name: list(values) for name, values in parse_metrics(data).columns.items()}
-    if "step" not in columns:
+    frame = read_metrics(path)
+    if "step" not in frame.columns:
         raise UserError(f"{path}: is no metrics CSV: it has no `step` column")
-    columns.setdefault("turn", [0] * len(columns["step"]))
-    return columns
+    return {name: frame[name].to_list() for name in ("turn", "step", *METRICS) if name in frame.columns}
 
 
 def _selection(phase: str, turn: int | None, steps: str | None, layers: str | None) -> Selection:
