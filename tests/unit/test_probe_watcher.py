@@ -167,6 +167,28 @@ def deliver_end(store: Store, folder: Path, record: records.Record) -> None:
     deliver(store, folder, record)
 
 
+def test_a_measured_run_is_not_looked_up_again_with_each_of_its_batches(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    look = watcher.rows.open_run
+    monkeypatch.setattr(watcher.rows, "open_run", lambda *asked: (looks.append("look"), look(*asked))[1])
+    record = begun()
+    record.add(launched=pb.Launched(pid=4242, start_ticks=1))
+    PlayedShell.uptime_s = record.boot_ns / 1e9
+    with watching(store, PlayedAgent(), "measuring") as (made, _):
+        deliver(store, tmp_path, record)
+        made.poke(record.run_id.hex())
+        wait_for(lambda: made._run is not None and made._run.launched, "the run to be known")
+        before, samples = len(looks), made.samples
+        for _ in range(5):
+            made.poke(record.run_id.hex())
+        wait_for(lambda: made.samples > samples + 1, "more samples")
+        assert len(looks) == before
+        made.poke("other")
+        wait_for(lambda: len(looks) > before, "a look for another run's")
+
+
 def test_a_killed_run_gets_its_samples_and_one_look_into_the_log(store: Store, tmp_path: Path) -> None:
     agent = PlayedAgent()
     record = begun()

@@ -294,7 +294,7 @@ class Drainer(threading.Thread):
             if self._may_acknowledge:
                 requests.acknowledge(cursor)
             if self._probe is not None:
-                self._probe.poke()
+                self._probe.poke(reply.batch.at.run_id.hex())
             self._beat_drained = False
             self._board.add(self.uuid, batches=1, bytes=len(reply.batch.blocks))
             self._board.heard(self.uuid, drained=False)

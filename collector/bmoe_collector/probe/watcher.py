@@ -107,8 +107,11 @@ class Watcher(threading.Thread):
 
     # ------------------------------------------------------------ told by the drainer
 
-    def poke(self) -> None:
-        """Something of this phone was committed."""
+    def poke(self, run_id: str = "") -> None:
+        """Something of this phone was committed, of that run if it is named: one that is measured has no news but its end."""
+        run = self._run
+        if run is not None and run.launched and run.run_id == run_id and self._doing in MEASURING:
+            return
         self._news = True
         self._wake.set()
 
