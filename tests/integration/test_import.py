@@ -386,6 +386,31 @@ def test_the_command_prints_one_object_a_run(tmp_path):
     assert bmoe("db", "check", "--db", db).returncode == 1
 
 
+def test_names_that_are_no_text(place, tmp_path):
+    """A folder of years holds names of other encodings: each is a run, and what is told of it is text."""
+    store, artifacts = place
+    folder = os.path.join(os.fsencode(tmp_path), b"caf\xe9")
+    os.makedirs(folder)
+    csv = GENERATIONS[-1].file()
+    for name, data in (
+        (b"run-\xff\xfe.csv", csv),
+        (b"run-\xfd\xfc.csv", csv + b"# one more line\n"),
+        (b"\xe9.txt", b"hello"),
+    ):
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(data)
+    result = import_paths(store, artifacts, [os.fsdecode(folder)], {"who": os.fsdecode(b"caf\xe9")})
+    assert len(result.runs) == 2
+    for run in result.runs:
+        told = json.dumps(run.to_json(), ensure_ascii=False).encode()  # no lone surrogates
+        assert b"run-" in told
+        labels = load_run(store, run.run).run["labels"]
+        assert (labels["folder"], labels["who"]) == ("caf�", "caf�")
+    assert [path for path, _ in result.loose] == [os.fsdecode(os.path.join(folder, b"\xe9.txt"))]
+    again = import_paths(store, artifacts, [os.fsdecode(folder)])
+    assert [run.already for run in again.runs] == [True, True]
+
+
 def test_files_of_any_length_cost_a_bounded_part_of_memory(light, tmp_path, monkeypatch):
     store, artifacts = light
     held: list[int] = []

@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from bmoe_proto.contract.text import readable_str
+
 ONCE = frozenset({"metrics", "stdout", "route", "compute", "compute_layers", "io", "run.json", "sidecar"})
 RUN_KINDS = ONCE | {"stderr"}
 _ROLES = r"stdout|stderr|std|metrics|route|compute|layers|io|traces?|logs?|csv|perf|out|err|output|run|sidecar|progress"
@@ -36,8 +38,8 @@ class Found:
 
     @property
     def name(self) -> str:
-        """Its name inside the folder."""
-        return os.path.basename(self.path)
+        """Its name inside the folder, as text: a name may hold bytes that are none."""
+        return readable_str(os.path.basename(self.path))
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ def _folder(folder: str, files: Sequence[Found]) -> list[Group]:
     if not whole:
         return _by_stem(folder, files)
     # Generic names first: they are the directory's run, whatever else lies there.
-    run = Group(os.path.basename(folder) or folder, folder)
+    run = Group(readable_str(os.path.basename(folder) or folder), folder)
     rest: list[Found] = []
     taken: set[str] = set()
     for file in sorted(files, key=lambda file: not is_generic(file.name)):

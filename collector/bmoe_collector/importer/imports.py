@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bmoe_proto.contract.recognise import ENOUGH, recognise
+from bmoe_proto.contract.text import readable_str
 from sqlalchemy import Connection, insert, select, update
 
 from bmoe_collector.importer import labels as names
@@ -46,8 +47,8 @@ class Imported:
             "outcome": self.outcome,
             "tokens": self.tokens,
             "turns": self.turns,
-            "files": self.files,
-            "added": self.added,
+            "files": list(map(readable_str, self.files)),
+            "added": list(map(readable_str, self.added)),
             "problems": self.problems,
         }
 
@@ -67,13 +68,14 @@ def import_paths(
     """Import files and directories. Raises FileNotFoundError for a path that is not there, before anything is stored."""
     for path in paths:
         os.stat(path)
+    asked = {readable_str(key): readable_str(value) for key, value in (labels or {}).items()}
     result = Result()
     by_run: dict[str, Imported] = {}
     for each in group(_found(paths, result.unread)):
         if not each.is_run:
             _loose(store, artifacts, each, result)
             continue
-        done = _import(store, artifacts, each, dict(labels or {}))
+        done = _import(store, artifacts, each, dict(asked))
         known = by_run.get(done.run)
         if known is None:
             by_run[done.run] = done
@@ -172,7 +174,9 @@ def _import(store: Store, artifacts: Artifacts, each: Group, labels: dict[str, s
                     identity.absorb(connection, run_no, other.run_no)
         else:
             run_id = _new_id(connection, kinds)
-            run_no = new_run(connection, run_id, "import", **_times(full), directory=os.path.abspath(each.folder))
+            run_no = new_run(
+                connection, run_id, "import", **_times(full), directory=readable_str(os.path.abspath(each.folder))
+            )
         added = [file for file in full if _add(connection, run_no, file)]
         put_labels(connection, run_no, labels, "user", force=True)
         if added or not found:

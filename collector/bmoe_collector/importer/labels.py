@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import re
 
+from bmoe_proto.contract.text import readable_str
+
 from bmoe_collector.importer.grouping import Group
 
 _SPLIT = re.compile(r"[_\s,+]+|-(?=[A-Za-z])|(?<=\d)-")
@@ -30,6 +32,6 @@ def from_name(name: str) -> dict[str, str]:
 
 def of(group: Group) -> dict[str, str]:
     """Labels of a group from its stem and folder; the stem's stand over the folder's."""
-    folder = os.path.basename(os.path.abspath(group.folder))
+    folder = readable_str(os.path.basename(os.path.abspath(group.folder)))
     found = from_name(folder) | from_name(group.name)
     return found | {"file": group.name, "folder": folder}
