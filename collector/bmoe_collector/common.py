@@ -232,6 +232,9 @@ def _unexpected(command: str, error: Exception) -> int:
     if isinstance(error, OSError):
         say(f"bmoe {command}: {error.filename or 'system'}: {error.strerror or error}")
         return EXIT_OUTSIDE
+    if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
+        say(f"bmoe {command}: what was typed is no UTF-8 text: {error.object[:80]!r}")
+        return EXIT_USAGE
     if type(error).__module__.startswith("sqlalchemy"):
         told = str(getattr(error, "orig", None) or error)
         mend = (

@@ -171,6 +171,7 @@ def test_import_says_where_each_run_lay_and_what_could_not_be_read(bmoe, tmp_pat
         (("run", "-m", "tiny", "--prompt-file", "DIR"), 2, "Is a directory"),
         (("plan", "check", "/dev/zero"), 2, "more than 16 MiB"),
         (("run", "-m", "tiny", "--prompt-file", "/dev/zero"), 2, "more than 16 MiB"),
+        (("runs", "--label", "who=\udcff"), 2, "what was typed is no UTF-8 text"),
         (("import", "/dev/zero"), 0, "/dev/zero: cannot be read: is neither a file nor a folder"),
     ],
 )
