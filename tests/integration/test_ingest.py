@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 from bmoe_collector.importer import import_paths
-from bmoe_collector.ingest import IngestError, Ingestor
+from bmoe_collector.ingest import IngestError, Ingestor, finish, reader, rebuild
+from bmoe_collector.ingest.reader import RunReader
 from bmoe_collector.ingest.rebuild import chain, reparse
 from bmoe_collector.store import leases
 from bmoe_collector.store import schema as tables
@@ -432,6 +433,43 @@ def test_lines_that_the_engine_could_not_write_are_missed(store_url, tmp_path):
     found = load_run(taker.store, RUN.hex())
     assert len(found.stdout) == 45
     assert found.completeness["reasons"] == ["stdout: the engine counts 3 tokens more than there are lines of"]
+    assert (found.run["outcome"], found.run["cause"]) == ("ok", "tokens")  # lost lines are no end of generation
+
+
+def test_a_run_of_any_length_is_read_again_in_bounded_memory(store_url, tmp_path, monkeypatch):
+    """After a restart in mid-run, by `bmoe db reparse`, and where its streams become files."""
+    noise = b"".join(b"moe-newer: line %d of what nobody knows yet\n" % at for at in range(3000))
+    stdout = records.oneshot().replace(b"=== answer ===", noise + b"=== answer ===", 1)
+    record = records.whole(RUN, stdout, STDERR * 50, restarts=(0.3,))
+    batches = list(record.batches([5]))
+    first = ingestor(store_url, tmp_path)
+    for each in batches[: len(batches) * 2 // 3]:
+        first.blocks(records.AGENT, *each)
+    monkeypatch.setattr(rebuild, "PAGE_BLOCKS", 3)
+    monkeypatch.setattr(rebuild, "MOST_ROWS", 100)
+    monkeypatch.setattr(finish, "WHOLE", 1000)
+    monkeypatch.setattr(reader, "WHOLE", 1000)
+    most: list[int] = []
+    block = RunReader.block
+
+    def counted(self, *what):
+        block(self, *what)
+        most.append(self.sink.waiting())
+
+    monkeypatch.setattr(RunReader, "block", counted)
+    taker = ingestor(store_url, tmp_path)
+    for each in batches:
+        taker.blocks(records.AGENT, *each)
+    before = image(taker.store)
+    assert load_run(taker.store, RUN.hex()).completeness["complete"]
+    most.clear()
+    reparse(taker.store, taker.artifacts, RUN.hex())
+    assert most
+    assert max(most) < 1000
+    assert image(taker.store) == before
+    stored = {each.name: each for each in load_run(taker.store, RUN.hex()).artifacts}
+    assert taker.artifacts.get(stored["stdout"].sha256) == stdout
+    assert taker.artifacts.get(stored["stderr"].sha256) == STDERR * 50
 
 
 def test_a_file_that_came_before_the_end_of_its_run_makes_no_difference(store_url, tmp_path):

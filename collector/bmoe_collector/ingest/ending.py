@@ -37,6 +37,7 @@ def end_facts(reader: RunReader) -> EndFacts:
     end_seen = said.report_seen or said.done > 0 or said.decided > 0
     code = ended.exit_code if ended.HasField("exit_code") else None
     asked = tokens_asked(started) or said.steps_asked if ended.launched else None
+    got = said.tokens + said.unseen  # lines that were lost are no tokens that were not generated
     if any(request.state == "cancelled" for request in said.requests.values()):
         asked = None  # a turn cut short on purpose has no number of tokens to fall short of
     # A wait that was called off is on record as one given up; the phone says whether it was the reason.
@@ -49,13 +50,9 @@ def end_facts(reader: RunReader) -> EndFacts:
         ended_by=ended.ended_by or "unknown",
         cancelled=ended.ended_by == "user",
         tokens_asked=asked,
-        tokens_got=said.tokens if ended.launched else None,
+        tokens_got=got if ended.launched else None,
         # The engine stops before the tokens asked for only at an end of generation: a clean end says it was one.
-        ended_by_eog=code == 0
-        and end_seen
-        and asked is not None
-        and said.tokens < asked
-        and OUTPUT_LOST not in reader.notes,
+        ended_by_eog=code == 0 and end_seen and asked is not None and got < asked and OUTPUT_LOST not in reader.notes,
         end_record=end_seen if ended.launched and not session else None,
         fatal_error=said.fatal_error,
         turns_asked=ended.turns_asked,

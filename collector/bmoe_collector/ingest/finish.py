@@ -6,8 +6,9 @@ In: an open transaction and a reader, or a file that was fetched. Out: columns o
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -18,7 +19,7 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import BindParameter, Connection, bindparam, func, insert, select, update
 
 from bmoe_collector.ingest import ending, files, identity
-from bmoe_collector.ingest.reader import RunReader
+from bmoe_collector.ingest.reader import WHOLE, RunReader
 from bmoe_collector.ingest.record import change_run, put_started
 from bmoe_collector.ingest.sink import Sink
 from bmoe_collector.store.artifacts import Artifacts
@@ -244,70 +245,64 @@ def files_again(connection: Connection, artifacts: Artifacts, run_no: int) -> No
         metrics(connection, run_no, name, artifacts.get(sha256))
 
 
-def stream_bytes(connection: Connection, run_no: int) -> dict[int, bytes]:
-    """stdout, stderr and stdin of an agent's run, assembled from its frames (gaps are left out)."""
-    from bmoe_collector.ingest.rebuild import stored_order
-    from bmoe_collector.store.schema import BLOCKS
+def stream_chunks(connection: Connection, run_no: int, number: int) -> Iterator[bytes]:
+    """One output stream of an agent's run, put together from its frames piece by piece (gaps are left out)."""
+    from bmoe_collector.ingest.rebuild import stored_blocks
 
-    joined: dict[int, bytearray] = {pb.STREAM_STDOUT: bytearray(), pb.STREAM_STDERR: bytearray()}
-    at = dict.fromkeys(joined, 0)
-    for segment in stored_order(connection, run_no):
-        rows = connection.execute(
-            select(BLOCKS.c.data)
-            .where(BLOCKS.c.run_no == run_no, BLOCKS.c.segment == segment)
-            .order_by(BLOCKS.c.offset)
-        )
-        for (data,) in rows:
-            for raw in framing.read_block(bytes(data)).frames():
-                try:
-                    frame = pb.Frame.FromString(raw)
-                except DecodeError:  # kept as an unknown frame
-                    continue
-                if frame.WhichOneof("what") != "output" or frame.output.stream not in joined:
-                    continue
-                output = frame.output
-                end = output.offset + len(output.data)
-                if end > at[output.stream]:
-                    fresh = output.data[max(0, at[output.stream] - output.offset) :]
-                    joined[output.stream] += fresh
-                    at[output.stream] = end
-    return {stream: bytes(data) for stream, data in joined.items()}
+    at = 0
+    for _segment, _offset, data in stored_blocks(connection, run_no):
+        for raw in framing.read_block(data).frames():
+            try:
+                frame = pb.Frame.FromString(raw)
+            except DecodeError:  # kept as an unknown frame
+                continue
+            if frame.WhichOneof("what") != "output" or frame.output.stream != number:
+                continue
+            output = frame.output
+            end = output.offset + len(output.data)
+            if end > at:
+                yield output.data[max(0, at - output.offset) :]
+                at = end
 
 
 def streams(store: Store, artifacts: Artifacts, run_id: str, reader: RunReader | None = None) -> None:
     """Keep an ended run's stdout and stderr as files, as an import of them would.
 
-    `reader`: one that has just read the whole record, so that it need not be read again.
+    `reader`: one that has just read the whole record, so that short streams need not be read again.
     """
-    found = _held(reader)
-    if reader is not None and found is not None:
-        run_no = reader.run_no
-    else:
-        with store.read() as connection:
-            run_no = connection.execute(select(RUNS.c.run_no).where(RUNS.c.run_id == run_id)).scalar_one()
-            found = stream_bytes(connection, run_no)
-    named = (("stdout", found[pb.STREAM_STDOUT]), ("stderr", found[pb.STREAM_STDERR]))
-    hashes = {name: (artifacts.put(data), len(data)) for name, data in named if data}
+    stored: dict[str, tuple[str, int]] = {}
+    with store.read() as connection:
+        run_no = int(connection.execute(select(RUNS.c.run_no).where(RUNS.c.run_id == run_id)).scalar_one())
+        for name, number in (("stdout", pb.STREAM_STDOUT), ("stderr", pb.STREAM_STDERR)):
+            held = reader.streams[number].whole if reader is not None else None
+            found = _stored(connection, artifacts, run_no, number, None if held is None else bytes(held))
+            if found is not None:
+                stored[name] = found
     with store.write() as connection:
         query = select(ARTIFACTS.c.name, ARTIFACTS.c.state, ARTIFACTS.c.sha256).where(ARTIFACTS.c.run_no == run_no)
-        for row in connection.execute(query.where(ARTIFACTS.c.name.in_(list(hashes)))).all():
-            sha256, size = hashes[row.name]
+        for row in connection.execute(query.where(ARTIFACTS.c.name.in_(list(stored)))).all():
+            sha256, size = stored[row.name]
             if row.state == "stored" and row.sha256 == sha256:
                 continue
             here = (ARTIFACTS.c.run_no == run_no, ARTIFACTS.c.name == row.name)
             connection.execute(update(ARTIFACTS).where(*here).values(sha256=sha256, size=size, state="stored"))
 
 
-def _held(reader: RunReader | None) -> dict[int, bytes] | None:
-    """The streams that a reader still has whole; None when one was too long to keep."""
-    if reader is None:
-        return None
-    held = {number: reader.streams[number].whole for number in (pb.STREAM_STDOUT, pb.STREAM_STDERR)}
-    return (
-        {number: bytes(data) for number, data in held.items() if data is not None}
-        if all(data is not None for data in held.values())
-        else None
-    )
+def _stored(
+    connection: Connection, artifacts: Artifacts, run_no: int, number: int, held: bytes | None
+) -> tuple[str, int] | None:
+    """Hash and size of a stream that is in the artifact store now; None for one that is empty. Only a short one is held whole."""
+    if held is None:
+        digest, size, kept = hashlib.sha256(), 0, bytearray()
+        for data in stream_chunks(connection, run_no, number):
+            digest.update(data)
+            size += len(data)
+            if size <= WHOLE:
+                kept += data
+        if size > WHOLE:
+            return artifacts.put_chunks(stream_chunks(connection, run_no, number), digest.hexdigest()), size
+        held = bytes(kept)
+    return (artifacts.put(held), len(held)) if held else None
 
 
 def judge(store: Store, run_ids: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ segment by what each names as its predecessor, whatever order they arrived in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from bmoe_proto import framing
 from sqlalchemy import Connection, bindparam, delete, select, update
@@ -14,6 +14,7 @@ from sqlalchemy import Connection, bindparam, delete, select, update
 from bmoe_collector.ingest import finish
 from bmoe_collector.ingest.reader import RunReader
 from bmoe_collector.ingest.record import put_segment
+from bmoe_collector.ingest.sink import Sink
 from bmoe_collector.store.artifacts import Artifacts
 from bmoe_collector.store.engine import Store
 from bmoe_collector.store.find import find
@@ -24,6 +25,10 @@ _SEGMENTS = (
     .where(SEGMENTS.c.run_no == bindparam("of_run"))
     .order_by(SEGMENTS.c.place)
 )
+
+PAGE_BLOCKS = 256
+MOST_ROWS = 20_000
+"""Rows that wait in memory while a run is read again: an engine may print millions of lines."""
 
 
 def chain(previous: Mapping[str, str | None]) -> list[str]:
@@ -49,23 +54,36 @@ def stored_order(connection: Connection, run_no: int) -> list[str]:
     return chain({row[0]: row[1] for row in connection.execute(_SEGMENTS, {"of_run": run_no})})
 
 
-def read_again(connection: Connection, run_no: int, run_id: str) -> RunReader:
-    """A reader that has read all that is stored; its rows wait in its sink."""
-    reader = RunReader(run_no, run_id)
+def stored_blocks(connection: Connection, run_no: int) -> Iterator[tuple[str, int, bytes]]:
+    """Every stored block of a run in the order of writing: its segment, where it begins there, its bytes."""
     for segment in stored_order(connection, run_no):
-        offset = 0
-        rows = connection.execute(
-            select(BLOCKS.c.offset, BLOCKS.c.data)
-            .where(BLOCKS.c.run_no == run_no, BLOCKS.c.segment == segment)
-            .order_by(BLOCKS.c.offset)
-        )
-        for start, data in rows:
-            block = framing.read_block(bytes(data))
-            raw = block.raw()
-            reader.block(segment, block.first_seq, framing.split_frames(raw), raw)
-            offset = start + len(data)
-        if segment in reader.segments:
-            reader.offsets[segment] = offset
+        after = -1
+        while True:
+            page = connection.execute(
+                select(BLOCKS.c.offset, BLOCKS.c.data)
+                .where(BLOCKS.c.run_no == run_no, BLOCKS.c.segment == segment, BLOCKS.c.offset > after)
+                .order_by(BLOCKS.c.offset)
+                .limit(PAGE_BLOCKS)
+            ).all()
+            for offset, data in page:
+                yield segment, offset, bytes(data)
+                after = offset
+            if len(page) < PAGE_BLOCKS:
+                break
+
+
+def read_again(
+    connection: Connection, run_no: int, run_id: str, full: Callable[[Sink], None] = Sink.forget
+) -> RunReader:
+    """A reader that has read all that is stored. When many rows wait in its sink, `full` is told to take them."""
+    reader = RunReader(run_no, run_id)
+    for segment, start, data in stored_blocks(connection, run_no):
+        block = framing.read_block(data)
+        raw = block.raw()
+        reader.block(segment, block.first_seq, framing.split_frames(raw), raw)
+        reader.offsets[segment] = start + len(data)
+        if reader.sink.waiting() > MOST_ROWS:
+            full(reader.sink)
     return reader
 
 
@@ -77,7 +95,7 @@ def reparse_in(connection: Connection, artifacts: Artifacts, run_no: int, run_id
             gone = gone.where(NOTES.c.at < finish.HOST_NOTES)
         connection.execute(gone)
     connection.execute(update(RUNS).where(RUNS.c.run_no == run_no).values(problems=None))
-    reader = read_again(connection, run_no, run_id)
+    reader = read_again(connection, run_no, run_id, lambda sink: sink.flush(connection))
     reader.sink.flush(connection)
     for segment in reader.segments:
         put_segment(connection, reader, segment)

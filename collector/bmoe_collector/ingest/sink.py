@@ -202,6 +202,10 @@ class Sink:
             json_or_none(extra),
         )
 
+    def waiting(self) -> int:
+        """How many rows wait."""
+        return sum(map(len, self.rows.values()))
+
     def forget(self) -> None:
         """Drop what waits: rows that are in the database already."""
         for rows in self.rows.values():
