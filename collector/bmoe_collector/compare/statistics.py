@@ -64,7 +64,7 @@ def paired(
         return Effect(math.exp(mean), None, None, None, False, None, None, can, None)
     sd = float(differences.std(ddof=1))
     p = _sign_test(differences, seed, wider)
-    means = mean + wider * (differences[_resampled(seed, n)].mean(axis=1) - mean)
+    means = mean + wider * (_means(differences, seed) - mean)
     low, high = _quantiles(means, n - 1, n)
     standard_error = wider * sd / math.sqrt(n)
     return Effect(
@@ -92,7 +92,7 @@ def unpaired(a: Sequence[float], b: Sequence[float], wanted: float | None = None
         return Effect(math.exp(mean), None, None, None, False, None, None, False, None)
     pooled = math.sqrt((float(x.var(ddof=1)) * (n - 1) + float(y.var(ddof=1)) * (m - 1)) / (n + m - 2))
     p = _label_test(x, y, seed)
-    means = y[_resampled(seed, m)].mean(axis=1) - x[_resampled(seed + 1, n)].mean(axis=1)
+    means = _means(y, seed) - _means(x, seed + 1)
     low, high = _quantiles(means, n + m - 2, min(n, m))
     standard_error = pooled * math.sqrt(1 / n + 1 / m)
     return Effect(
@@ -240,7 +240,14 @@ def _deals(seed: int, total: int, n: int) -> tuple[Any, bool]:
 
 @lru_cache(maxsize=4)
 def _resampled(seed: int, n: int) -> Any:
-    return np.random.default_rng(seed).integers(0, n, (RESAMPLES, n))
+    """Rows of the share that each of `n` values has in one resample: a row times the values is its mean."""
+    drawn = np.random.default_rng(seed).integers(0, n, (RESAMPLES, n))
+    drawn += np.arange(RESAMPLES)[:, None] * n
+    return np.bincount(drawn.ravel(), minlength=RESAMPLES * n).reshape(RESAMPLES, n) / n
+
+
+def _means(values: Any, seed: int) -> Any:
+    return np.einsum("ij,j->i", _resampled(seed, len(values)), values)
 
 
 def _quantiles(means: Any, df: int, smallest_group: int) -> tuple[float, float]:
