@@ -226,7 +226,7 @@ def test_phones_that_wait_for_each_other_are_committed_as_if_each_were_alone(sto
         threads = [
             threading.Thread(target=send, args=(number, step)) for number in range(6) if step < len(steps[number])
         ]
-        with taker.store.turn if taker.store.dialect == "sqlite" else contextlib.nullcontext():
+        with taker.store.turn.taken() if taker.store.dialect == "sqlite" else contextlib.nullcontext():
             for thread in threads:
                 thread.start()
             if taker.store.dialect == "sqlite":

@@ -173,6 +173,37 @@ def test_what_depends_on_a_lease_is_committed_with_it(store_url):
     store.close()
 
 
+def test_the_leases_of_a_shelf_are_renewed_at_once_but_for_those_that_are_no_longer_ours(store_url):
+    store = open_store(store_url)
+    names = [f"phone{number}" for number in range(6)]
+    mine = {name: leases.acquire(store, name, "me", 10, now_ns=0) for name in names[:4]}
+    leases.release(store, mine["phone1"])
+    assert leases.acquire(store, "phone2", "you", 10, now_ns=11_000_000_000)
+    leases.acquire(store, "phone4", "you", 10, now_ns=0)
+    assert leases.renew(store, "me", names, 10, now_ns=12_000_000_000) == {"phone0", "phone3"}
+    held = {name: leases.holder_of(store, name, now_ns=13_000_000_000) for name in names}
+    assert {name: lease and (lease.holder, lease.token) for name, lease in held.items()} == {
+        "phone0": ("me", 1),
+        "phone1": None,
+        "phone2": ("you", 2),
+        "phone3": ("me", 1),
+        "phone4": None,
+        "phone5": None,
+    }
+    assert leases.renew(store, "me", [], 10) == set()
+    store.close()
+
+
+def test_a_lease_that_a_commit_is_renewing_keeps_no_other_from_being_renewed(postgres_url):
+    store = open_store(postgres_url)
+    mine = [leases.acquire(store, name, "me", 10) for name in ("a", "b")]
+    with store.write() as connection:
+        assert leases.keep(connection, mine[0], 10)
+        assert leases.renew(store, "me", ["a", "b"], 10) == {"b"}
+    assert leases.renew(store, "me", ["a", "b"], 10) == {"a", "b"}
+    store.close()
+
+
 def test_what_a_server_says_is_committed_is_written(postgres_url):
     """The tests' own server answers before it has written, as some people's do; what it says to us must hold."""
     store = open_store(postgres_url)

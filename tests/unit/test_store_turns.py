@@ -51,26 +51,42 @@ def at_once(together: Together, works, held) -> list[object]:
     return results
 
 
-@pytest.mark.parametrize("places", [1, 3])
-def test_places_are_handed_on_in_the_order_of_asking(places):
-    turn, order, threads = Turn(places), [], []
-    inside = [Turn.__enter__(turn) for _ in range(places)]
+def in_line(turn: Turn, asked: list[bool], order: list[int]) -> list[threading.Thread]:
+    """Threads that wait one behind the other, urgent or not, and note when they had their turn."""
 
-    def take(number):
-        with turn:
+    def take(number, urgent):
+        with turn.taken(urgent=urgent):
             order.append(number)
 
-    for number in range(8):
-        threads.append(threading.Thread(target=take, args=(number,)))
-        threads[-1].start()
-        wait_for(lambda number=number: len(turn._waiting) == number + 1, "it waits", 20)
-    for _ in inside:
-        Turn.__exit__(turn)
+    threads = [threading.Thread(target=take, args=each) for each in enumerate(asked)]
+    for number, thread in enumerate(threads, 1):
+        thread.start()
+        wait_for(lambda number=number: len(turn._waiting) + len(turn._urgent) == number, "it waits", 20)
+    return threads
+
+
+@pytest.mark.parametrize(
+    ("asked", "due"), [([False] * 6, [0, 1, 2, 3, 4, 5]), ([False, False, True, False, True], [2, 4, 0, 1, 3])]
+)
+def test_one_place_is_handed_on_in_the_order_of_asking_but_for_urgent_ones(asked, due):
+    turn, order = Turn(), []
+    with turn.taken():
+        threads = in_line(turn, asked, order)
     for thread in threads:
         thread.join(20)
-    assert sorted(order) == list(range(8))
-    assert places > 1 or order == list(range(8))
-    assert turn._free == places
+    assert order == due
+    assert turn._free == 1
+
+
+def test_several_places_are_all_used_and_all_given_back(store):
+    turn, order = Turn(3), []
+    with turn.taken(), turn.taken():
+        with turn.taken():
+            threads = in_line(turn, [False] * 5, order)
+        for thread in threads:
+            thread.join(20)  # through the one place that is free
+    assert order == [0, 1, 2, 3, 4]
+    assert turn._free == 3
 
 
 def test_what_waits_is_committed_at_once(store):
@@ -78,7 +94,7 @@ def test_what_waits_is_committed_at_once(store):
     event.listen(store.engine, "commit", commits.append)
     together = Together(store.write, alone=False)
     names = [f"k{number}" for number in range(10)]
-    assert at_once(together, [put(name) for name in names], store.turn) == names
+    assert at_once(together, [put(name) for name in names], store.turn.taken()) == names
     assert len(commits) == 1
     assert keys(store) == set(names)
     assert together.run(put("later")) == "later"
@@ -90,7 +106,7 @@ def test_what_one_raises_undoes_only_its_own(store):
         raise ValueError("mine")
 
     together = Together(store.write, alone=False)
-    results = at_once(together, [put("a"), bad, put("b"), bad], store.turn)
+    results = at_once(together, [put("a"), bad, put("b"), bad], store.turn.taken())
     assert [str(each) for each in results] == ["a", "mine", "b", "mine"]
     assert keys(store) == {"a", "b"}
 
@@ -107,7 +123,7 @@ def test_all_are_told_when_the_commit_fails_and_the_next_goes_on(store):
 
     together = Together(begin, alone=False)
     broken.set()
-    results = at_once(together, [put("a"), put("b")], store.turn)
+    results = at_once(together, [put("a"), put("b")], store.turn.taken())
     assert [str(each) for each in results] == ["no commit"] * 2
     assert not keys(store)
     broken.clear()
@@ -121,12 +137,12 @@ def test_who_waits_is_not_forgotten_when_no_transaction_can_begin(store):
     @contextlib.contextmanager
     def begin():
         begun.append(1)
-        with store.turn:
+        with store.turn.taken():
             raise OSError("away")
         yield
 
     together = Together(begin, alone=False)
-    results = at_once(together, [put("a"), put("b"), put("c")], store.turn)
+    results = at_once(together, [put("a"), put("b"), put("c")], store.turn.taken())
     assert [str(each) for each in results] == ["away"] * 3
     assert len(begun) == 3  # each asks for itself: the next may find it there
 
@@ -136,6 +152,6 @@ def test_a_transaction_does_not_take_others_in_for_ever(store, monkeypatch):
     commits = []
     event.listen(store.engine, "commit", commits.append)
     together = Together(store.write, alone=False)
-    at_once(together, [put(f"k{number}") for number in range(4)], store.turn)
+    at_once(together, [put(f"k{number}") for number in range(4)], store.turn.taken())
     assert len(commits) == 4
     assert len(keys(store)) == 4

@@ -20,6 +20,7 @@ from bmoe_collector.fleet import queue
 from bmoe_collector.fleet.drainer import Drainer, Timers
 from bmoe_collector.fleet.phone import AWAY, PhoneBoard, PhoneNow
 from bmoe_collector.fleet.settler import Settler
+from bmoe_collector.fleet.tenure import renew_all
 from bmoe_collector.ingest.ingestor import Ingestor
 from bmoe_collector.reach.adb import ADDRESS, AdbError
 from bmoe_collector.reach.routes import Reach, Sighting, best_routes
@@ -112,8 +113,9 @@ class Collector:
                     self._wake.clear()
                     self._look()
                     look_at = now + self._timers.look_s
-                for drainer in list(self._drainers.values()):
+                for drainer in self._drainers.values():
                     drainer.tick()
+                renew_all(self._store, self._holder, [drainer.tenure for drainer in self._drainers.values()])
                 if until is not None and self._looked.is_set() and until():
                     break
                 self._wake.wait(min(1.0, self._timers.silence_s / 4))

@@ -11,7 +11,6 @@ accepts and never answers), and the phone is shown as frozen until it talks agai
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
 import time
@@ -20,25 +19,22 @@ from dataclasses import dataclass
 
 from bmoe_proto import calls
 from bmoe_proto.v1 import telemetry_pb2 as pb
-from sqlalchemy import Connection
 
 from bmoe_collector.fleet import trouble
 from bmoe_collector.fleet.files import FileFetcher
 from bmoe_collector.fleet.phone import AWAY, PhoneBoard
 from bmoe_collector.fleet.requests import Requests
 from bmoe_collector.fleet.settler import Settler
+from bmoe_collector.fleet.tenure import Tenure
 from bmoe_collector.fleet.trouble import LeaseLostError
 from bmoe_collector.ingest.ingestor import Ingestor, Unsettled
 from bmoe_collector.probe.prepare import announce
 from bmoe_collector.probe.watcher import Watcher
 from bmoe_collector.reach.routes import Reach, Sighting
 from bmoe_collector.reach.states import ClockSeen, storage_problem
-from bmoe_collector.store import leases
-from bmoe_collector.store.engine import Store, first_line
+from bmoe_collector.store.engine import Store
 
 LOG = logging.getLogger("bmoe.fleet")
-LEASE_PATIENCE = 3
-"""Attempts at a lease, some seconds apart, that count as one failure: a database that is restarted is back by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,6 @@ class Drainer(threading.Thread):
         self._ingestor = ingestor
         self._reach = reach
         self._board = board
-        self._holder = holder
         self._timers = timers
         self._settler = settler
         self._connected = connected
@@ -86,16 +81,12 @@ class Drainer(threading.Thread):
         self._routes_changed = threading.Event()
         self._stopped = threading.Event()
         self._client: calls.AgentClient | None = None
-        self._lease: leases.Lease | None = None
-        self._held: leases.Lease | None = None  # somebody else's, as seen last
-        self._lease_until = 0.0  # monotonic; ours only before it
-        self._kept = 0.0  # monotonic; renewed with a commit
+        self.tenure = Tenure(uuid, store, holder, timers.lease_s, timers.renew_s, board, self._warn)
         self._heard = 0.0  # monotonic
         self._busy = False  # committing: silence is ours, not the phone's
         self._silent = False
         self._told = ("", "")  # the trouble logged last
         self._own_failures = 0  # of this host, in a row: a phone that answers does not mend them
-        self._lease_failures = 0
         self._may_acknowledge = False
         self._clock: ClockSeen | None = None
         self._probe: Watcher | None = None
@@ -117,13 +108,11 @@ class Drainer(threading.Thread):
         self._drop()
 
     def tick(self) -> None:
-        """Called about every second by the collector: end a silent call, keep the lease."""
+        """Called about every second by the collector: end a silent call."""
         now = time.monotonic()
         if self._client is not None and not self._busy and now - self._heard > self._timers.silence_s:
             self._silent = True
             self._drop()
-        if self._lease is not None and now > self._lease_until - self._timers.lease_s + self._timers.renew_s:
-            self._renew()
 
     # ------------------------------------------------------------ the thread
 
@@ -138,11 +127,11 @@ class Drainer(threading.Thread):
                     before = self._board.get(self.uuid)
                     if before.state not in AWAY or before.failures:
                         self._board.update(self.uuid, state="away", detail="", drained=False, failures=0)
-                    self._give_back()
+                    self.tenure.give_back()
                     self._routes_changed.wait(self._timers.look_s)
                     continue
-                if not self._renew():
-                    self._stopped.wait(self._until_free_s())
+                if not self.tenure.take():
+                    self._stopped.wait(self.tenure.until_free_s())
                     continue
                 for route in list(self._routes):
                     if self._stopped.is_set():
@@ -153,7 +142,7 @@ class Drainer(threading.Thread):
                 pause_s = self._timers.retry_first_s if got_data else min(pause_s * 2, self._timers.retry_most_s)
                 self._routes_changed.wait(pause_s)
         finally:
-            self._give_back()
+            self.tenure.give_back()
 
     def _follow(self, route: Sighting) -> bool:
         """One connection from its hello to its end; True when anything came over it."""
@@ -285,12 +274,8 @@ class Drainer(threading.Thread):
     def _handle(self, client: calls.AgentClient, reply: pb.FollowReply, requests: Requests) -> None:
         kind = reply.WhichOneof("say")
         if kind == "batch":
-            lease = self._lease
-            if lease is None or not self._still_ours():
-                raise LeaseLostError("the lease ran out while this host was busy or asleep")
-            under = functools.partial(self._keep, lease)
-            cursor = self._ingestor.blocks(self.uuid, reply.batch.at, reply.batch.blocks, under)
-            self._lease_until = max(self._lease_until, self._kept + self._timers.lease_s)
+            cursor = self._ingestor.blocks(self.uuid, reply.batch.at, reply.batch.blocks, self.tenure.keeping())
+            self.tenure.kept()
             if self._may_acknowledge:
                 requests.acknowledge(cursor)
             if self._probe is not None:
@@ -326,7 +311,7 @@ class Drainer(threading.Thread):
 
     def _keep_alive(self) -> None:
         """Between pieces of a long file: it is ours only while the lease is, and not after `stop`."""
-        if self._stopped.is_set() or not self._still_ours():
+        if self._stopped.is_set() or not self.tenure.ours():
             raise LeaseLostError("stopped while a file was fetched")
 
     def _failed(self, route: Sighting, error: Exception) -> None:
@@ -361,61 +346,6 @@ class Drainer(threading.Thread):
         jump = self._clock.jump_s(seen) if self._clock is not None else None
         self._clock = seen
         return [f"clock_jumped: by {jump:+.1f} s"] if jump is not None else []
-
-    # ------------------------------------------------------------ the lease
-
-    def _until_free_s(self) -> float:
-        """When to ask again for a lease that another host holds: when it runs out, and often enough to see it renewed."""
-        often_s = min(3.0, self._timers.renew_s)
-        return often_s if self._held is None else min(often_s, max(self._held.left_s, 0.0) + 0.05)
-
-    def _renew(self) -> bool:
-        asked = time.monotonic()
-        try:
-            lease = leases.acquire(self._store, f"phone:{self.uuid.hex()}", self._holder, self._timers.lease_s)
-        except Exception as error:
-            # the database may be away for a while; without a lease nothing is drained
-            said = first_line(error)
-            self._lease_failures += 1
-            failures = self._lease_failures // LEASE_PATIENCE
-            self._board.update(self.uuid, state="database", detail=said, drained=False, failures=failures)
-            self._warn("database", "database", said)
-            return self._still_ours()
-        self._lease_failures = 0
-        self._lease = lease
-        if lease is None:
-            held = leases.holder_of(self._store, f"phone:{self.uuid.hex()}")
-            # one who renews is alive; one who was killed lets it run out, and this host takes over
-            alive = held is not None and self._held is not None and held != self._held
-            self._held = held or self._held
-            before = self._board.get(self.uuid)
-            self._board.update(
-                self.uuid,
-                state="held",
-                detail=held.holder if held else "",
-                drained=False,
-                held_alive=alive or (before.state == "held" and before.held_alive),
-            )
-            self._lease_until = 0.0
-            return False
-        self._lease_until = asked + self._timers.lease_s
-        return True
-
-    def _keep(self, lease: leases.Lease, connection: Connection) -> None:
-        """The last of a transaction: what was asleep for longer than its lease must not commit beside another host."""
-        self._kept = time.monotonic()
-        if not leases.keep(connection, lease, self._timers.lease_s):
-            raise LeaseLostError("another host took the phone over while this one was busy or asleep")
-
-    def _still_ours(self) -> bool:
-        return self._lease is not None and time.monotonic() < self._lease_until
-
-    def _give_back(self) -> None:
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            # when it cannot be given back it runs out by itself
-            with contextlib.suppress(Exception):
-                leases.release(self._store, lease)
 
     def _drop(self) -> None:
         client = self._client

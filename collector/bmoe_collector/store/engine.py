@@ -103,15 +103,15 @@ class Store:
         return self.engine.dialect.name
 
     @contextlib.contextmanager
-    def write(self, idle_s: float | None = None) -> Iterator[Connection]:
+    def write(self, idle_s: float | None = None, *, urgent: bool = False) -> Iterator[Connection]:
         """A transaction that means to write: on SQLite it takes the write lock at its start and waits for it.
 
-        This process' threads wait in the order of asking, so none may begin another inside.
+        This process' threads wait in the order of asking, `urgent` ones before the others; none may begin another inside.
 
         A server ends it when this process says nothing in it for `idle_s` (stopped, asleep): it has locked what others want.
         """
         with (
-            self.turn,
+            self.turn.taken(urgent=urgent),
             self.engine.connect().execution_options(bmoe_write=True) as connection,
             connection.begin(),
         ):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, text, update
@@ -55,7 +56,7 @@ def acquire(store: Store, name: str, holder: str, seconds: float, now_ns: int | 
     Raises DBAPIError when somebody's transaction has it for longer than `BUSY_S` (on a server).
     """
     try:
-        with store.write() as connection:
+        with store.write(urgent=True) as connection:
             if store.dialect == "postgresql":
                 connection.execute(text(f"SET LOCAL lock_timeout = {int(BUSY_S * 1000)}"))
             row = connection.execute(select(LEASES).where(LEASES.c.name == name).with_for_update()).first()
@@ -74,6 +75,21 @@ def acquire(store: Store, name: str, holder: str, seconds: float, now_ns: int | 
             return Lease(name, holder, token, until, seconds)
     except IntegrityError:  # somebody inserted it between our look and our insert
         return None
+
+
+def renew(store: Store, holder: str, names: Sequence[str], seconds: float, now_ns: int | None = None) -> set[str]:
+    """Renew many that `holder` has taken, at once; the names of those that were renewed.
+
+    Not those that somebody else has taken since, that were given back, or that a transaction has locked now (on a server).
+    """
+    if not names:
+        return set()
+    mine = select(LEASES.c.name).where(LEASES.c.name.in_(names), LEASES.c.holder == holder, LEASES.c.until_wall_ns > 0)
+    with store.write(urgent=True) as connection:
+        free = connection.execute(mine.with_for_update(skip_locked=True)).scalars().all()
+        until = _now(connection, now_ns) + int(seconds * NS_PER_S)
+        connection.execute(update(LEASES).where(LEASES.c.name.in_(free)).values(until_wall_ns=until))
+    return set(free)
 
 
 def holder_of(store: Store, name: str, now_ns: int | None = None) -> Lease | None:

@@ -33,24 +33,30 @@ class Turn:
         self._lock = threading.Lock()
         self._free = places
         self._waiting: deque[threading.Lock] = deque()
+        self._urgent: deque[threading.Lock] = deque()
 
-    def __enter__(self) -> None:
-        """Wait for a place."""
+    @contextlib.contextmanager
+    def taken(self, *, urgent: bool = False) -> Iterator[None]:
+        """Wait for a place, `urgent` ones before all others, and have it until the end of a `with`."""
+        mine: threading.Lock | None = None
         with self._lock:
             if self._free:
                 self._free -= 1
-                return
-            mine = threading.Lock()
-            mine.acquire()
-            self._waiting.append(mine)
-        mine.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            if self._waiting:
-                self._waiting.popleft().release()
             else:
-                self._free += 1
+                mine = threading.Lock()
+                mine.acquire()
+                (self._urgent if urgent else self._waiting).append(mine)
+        if mine is not None:
+            mine.acquire()
+        try:
+            yield
+        finally:
+            with self._lock:
+                waiting = self._urgent or self._waiting
+                if waiting:
+                    waiting.popleft().release()
+                else:
+                    self._free += 1
 
 
 @dataclass(slots=True)
