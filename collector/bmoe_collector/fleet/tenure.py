@@ -7,6 +7,7 @@ counted from before the database was asked, so that this host gives up before an
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Collection
 
@@ -48,9 +49,20 @@ class Tenure:
         self._until = 0.0  # ours only before it
         self._asked = 0.0  # when the last commit was about to renew it
         self._failures = 0
+        self._changing = threading.Lock()  # what was just given back must not be taken again by who renews all
 
     def take(self) -> bool:
         """Take or renew it; False when somebody else has it, or the database cannot be asked and it ran out."""
+        with self._changing:
+            return self._take()
+
+    def take_again(self) -> None:
+        """Take it if it was not given back meanwhile."""
+        with self._changing:
+            if self._lease is not None:
+                self._take()
+
+    def _take(self) -> bool:
         asked = time.monotonic()
         try:
             lease = leases.acquire(self._store, self.name, self._holder, self.lease_s)
@@ -123,11 +135,12 @@ class Tenure:
 
     def give_back(self) -> None:
         """Let others have it at once."""
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            # when it cannot be given back it runs out by itself
-            with contextlib.suppress(Exception):
-                leases.release(self._store, lease)
+        with self._changing:
+            lease, self._lease = self._lease, None
+            if lease is not None:
+                # when it cannot be given back it runs out by itself
+                with contextlib.suppress(Exception):
+                    leases.release(self._store, lease)
 
 
 def renew_all(store: Store, holder: str, tenures: Collection[Tenure]) -> None:
@@ -146,4 +159,4 @@ def renew_all(store: Store, holder: str, tenures: Collection[Tenure]) -> None:
         if tenure.name in kept:
             tenure.renewed(asked)
         else:
-            tenure.take()  # somebody else has it, or it is being renewed by a commit
+            tenure.take_again()  # somebody else has it, or it is being renewed by a commit
