@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     prompt = run.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", "-p", help="prompt text")
     prompt.add_argument("--prompt-file", type=Path, help="prompt from a file, byte for byte")
-    run.add_argument("-n", type=int, default=0, metavar="N", help="tokens to generate")
+    run.add_argument("-n", type=_tokens, default=0, metavar="N", help="tokens to generate")
     run.add_argument("--trace", default="", help="traces besides the metrics: route, compute, compute_layers, io")
     run.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="a label; may be repeated")
     run.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="a variable for the engine")
@@ -311,6 +311,13 @@ def _sensors(arguments: argparse.Namespace) -> tuple[Gates, Roots]:
     config.load(home)
     roots = roots_here()
     return Gates(roots, home), roots
+
+
+def _tokens(text: str) -> int:
+    """How many tokens: a whole number that a plan can hold; 0 leaves it to the engine."""
+    if not text.isascii() or not text.isdigit() or int(text) >= 1 << 31:
+        raise argparse.ArgumentTypeError(f"{text}: a number of tokens is wanted, 0 or more")
+    return int(text)
 
 
 def _pairs(texts: Sequence[str]) -> dict[str, str]:

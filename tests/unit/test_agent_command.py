@@ -66,3 +66,10 @@ def test_a_reader_that_left_is_no_error(tmp_path):
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("number", ["-5", "abc", "1.5", "4294967296", "²"])
+def test_a_number_of_tokens_that_is_none_is_told(capsys, number):
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "-m", "tiny", "-n", number])
+    assert f"argument -n: {number}: a number of tokens is wanted, 0 or more" in capsys.readouterr().err
