@@ -113,6 +113,7 @@ _KILLER = re.compile(f"{_PHANTOM.pattern}|{_MEMORY_KILLER.pattern[4:]}", re.IGNO
 _FREEZER = re.compile(r"(?i)freez|frozen")
 
 
+_MOST_SAID = 2000  # characters of an engine's own message that are evidence
 _NO_ROOM = "no space was left for the engine's files or the record"
 
 
@@ -139,7 +140,7 @@ def decide(facts: EndFacts) -> Outcome:
     if (facts.signal is not None or killed_unseen) and facts.ended_by != "agent":
         return _signalled(facts, facts.signal if facts.signal is not None else signals.SIGKILL)
     if facts.fatal_error:
-        return Outcome("failed", _broken_cause(facts), (f"BMOE_ERROR: {facts.fatal_error}", *_exit_evidence(facts)))
+        return Outcome("failed", _broken_cause(facts), (f"BMOE_ERROR: {facts.fatal_error[:_MOST_SAID]}", *_exit_evidence(facts)))
     if facts.ended_by == "agent" and (facts.signal is not None or facts.exit_code not in (None, 0)):
         return Outcome("aborted", "stopped", ("ended by the agent", *_exit_evidence(facts)))
     if facts.exit_observed and facts.exit_code not in (None, 0):

@@ -195,3 +195,8 @@ def test_every_fact_has_an_outcome_and_ok_is_earned(facts):
         assert not any((facts.watchdog, facts.cancelled, facts.signal))
         assert facts.exit_code in (0, None)
         assert facts.exit_observed or (facts.imported and facts.end_record)
+
+
+def test_an_engine_that_says_a_megabyte_is_quoted_in_part():
+    (said, *_) = decide(EndFacts(exit_observed=True, exit_code=1, fatal_error="m" * 1_000_000)).evidence
+    assert len(said) < 3000

@@ -8,9 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
-from bmoe_agent.spool import Spool
+from bmoe_agent.spool import Spool, layout
 from bmoe_proto import framing
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
@@ -153,6 +154,25 @@ def test_a_kill_between_the_new_segment_and_the_cut_loses_nothing(tmp_path):
     spool = Spool(tmp_path, 1 << 30)
     spool.open_run(RUN).end(pb.RunEnded(outcome="ok"), 1)
     assert [len(frames) for frames in frames_by_segment(spool)] == [3, 1, 2]
+
+
+def test_a_segment_of_any_length_is_looked_through_in_the_memory_of_a_block(tmp_path):
+    spool = Spool(tmp_path, 1 << 30, low_water_bytes=0)
+    writer = spool.open_run(RUN)
+    for at in range(160):
+        writer.append("output", pb.Output(offset=at, data=os.urandom(200_000)), at)
+    writer.seal()
+    with open(writer.segment.path, "ab") as file:
+        file.write(b"BMB1torn")
+    tracemalloc.start()
+    try:
+        found = layout.inspect(writer.segment.path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (found.frames, found.torn, found.left_over) == (161, True, 8)
+    assert found.good_end > 30_000_000
+    assert peak < 4_000_000
 
 
 class Killed(BaseException):

@@ -85,31 +85,35 @@ def list_segments(directory: str) -> list[Segment]:
 
 
 def inspect(path: str) -> Inspection:
-    """Look through a whole segment file: every block is checked, decompressed, counted and hashed."""
+    """Look through a whole segment file: every block is checked, decompressed, counted and hashed. One block is in memory."""
     digest = hashlib.sha256()
     frames = good_end = 0
     opened = pb.SegmentOpened()
     reason, torn = "", False
-    data = _whole(path)
-    try:
-        for block in framing.scan(data):
-            raw = block.raw()
-            if block.first_seq != frames:
-                raise framing.FramingError(block.offset, f"frame {block.first_seq} where {frames} comes next")
-            if frames == 0:
-                first = pb.Frame.FromString(block.frames()[0])
-                opened = first.segment_opened
-            digest.update(raw)
-            frames += block.count
-            good_end = block.end
-    except framing.FramingError as error:
-        reason, torn = error.reason, error.torn
-    return Inspection(good_end, frames, digest.digest(), len(data) - good_end, reason, torn, opened)
-
-
-def _whole(path: str) -> bytes:
     with open(path, "rb") as file:
-        return file.read()
+        size = os.fstat(file.fileno()).st_size
+        try:
+            while good_end < size:
+                block = framing.read_block(_block_at(file.fileno(), good_end))
+                raw = block.raw()
+                if block.first_seq != frames:
+                    raise framing.FramingError(good_end, f"frame {block.first_seq} where {frames} comes next")
+                if frames == 0:
+                    first = pb.Frame.FromString(block.frames()[0])
+                    opened = first.segment_opened
+                digest.update(raw)
+                frames += block.count
+                good_end += block.end
+        except framing.FramingError as error:
+            reason, torn = error.reason, error.torn
+    return Inspection(good_end, frames, digest.digest(), size - good_end, reason, torn, opened)
+
+
+def _block_at(descriptor: int, offset: int) -> bytes:
+    """The bytes of the block that seems to begin there, or as much of them as shows that there is none."""
+    header = os.pread(descriptor, framing.HEADER_BYTES, offset)
+    length = framing.peek_length(header)
+    return header if length is None else os.pread(descriptor, min(length, framing.MAX_BLOCK_BYTES), offset)
 
 
 def last_block_offset(path: str, end: int) -> int | None:
