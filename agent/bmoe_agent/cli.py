@@ -169,13 +169,18 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from bmoe_proto.asking import MAX_PLAN_BYTES
+
     from bmoe_agent import run_here
 
     if arguments.prompt_file is not None:
         try:
-            prompt = arguments.prompt_file.read_bytes()
+            with arguments.prompt_file.open("rb") as file:
+                prompt = file.read(MAX_PLAN_BYTES + 1)
         except OSError as error:
             return _say(f"{arguments.prompt_file}: {error.strerror}", WRONG_USAGE)
+        if len(prompt) > MAX_PLAN_BYTES:
+            return _say(f"{arguments.prompt_file}: more than the {MAX_PLAN_BYTES} bytes a plan may have", WRONG_USAGE)
     else:
         prompt = os.fsencode(arguments.prompt if arguments.prompt is not None else run_here.REFERENCE_PROMPT)
     try:

@@ -29,12 +29,13 @@ config.toml:
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import secrets
 import socket
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -178,23 +179,21 @@ def init(
     `engines` are `PATH` or `NAME=PATH`. Comments in an edited config.toml are kept unless a setting changes. What is refused
     leaves nothing behind: the secret is made last, so one that exists was shown.
     """
-    path = home / "config.toml"
-    try:
-        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}; correct it by hand, init does not throw it away") from None
-    before = repr(document)
-    _put_in(document, engines, models, name, socket_name)
-    made = not (home / "uuid").exists()
-    uuid = secrets.token_bytes(16) if made else _hex_file(home / "uuid", 16)
-    if (home / "secret").exists():
-        _hex_file(home / "secret", 32)
-    _from_document(home, document, uuid)  # refuses what `load` would refuse
-    changed: list[str] = []
+    asked = (engines, models, name, socket_name)
+    if not home.is_dir():
+        _checked(home, *asked)
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if made:
+    with _alone(home):  # of two at once one makes the identity, and its secret is the one that counts
+        return _complete(home, *asked)
+
+
+def _complete(home: Path, *asked: Any) -> Initialised:
+    document, before, uuid = _checked(home, *asked)
+    changed: list[str] = []
+    if not (home / "uuid").exists():
         write_private(home / "uuid", uuid.hex() + "\n")
         changed.append("identity made")
+    path = home / "config.toml"
     if repr(document) != before or not path.exists():
         write_private(path, _to_toml(document))
         changed.append("config.toml written")
@@ -205,6 +204,35 @@ def init(
         changed.append("secret made")
     (home / "secret").chmod(0o600)
     return Initialised(load(home), secret, tuple(changed))
+
+
+def _checked(
+    home: Path, engines: Sequence[str], models: Sequence[str], name: str, socket_name: str
+) -> tuple[dict[str, Any], str, bytes]:
+    """What config.toml is to hold, how it reads now, and the identity there is or will be. Raises `ConfigError`."""
+    path = home / "config.toml"
+    try:
+        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}; correct it by hand, init does not throw it away") from None
+    before = repr(document)
+    _put_in(document, engines, models, name, socket_name)
+    uuid = _hex_file(home / "uuid", 16) if (home / "uuid").exists() else secrets.token_bytes(16)
+    if (home / "secret").exists():
+        _hex_file(home / "secret", 32)
+    _from_document(home, document, uuid)  # refuses what `load` would refuse
+    return document, before, uuid
+
+
+@contextlib.contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Wait for others that work at this home's files; a lock that goes with the process."""
+    descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _put_in(

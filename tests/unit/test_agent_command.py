@@ -24,6 +24,11 @@ def test_where_no_agent_lives_the_way_to_one_is_told(capsys, tmp_path, words):
     assert said == f"bmoe-agent: {tmp_path / 'none'}: no agent lives here: run bmoe-agent init\n"
 
 
+def test_a_prompt_without_an_end_is_refused(capsys, tmp_path):
+    said = told(capsys, "run", "-m", "tiny", "--prompt-file", "/dev/zero", "--home", str(tmp_path), code=2)
+    assert said.startswith("bmoe-agent: /dev/zero: more than the ")
+
+
 def test_an_agent_that_does_not_run_says_how_to_start_it(capsys, tmp_path):
     home = ("--home", str(tmp_path / "agent"))
     told(capsys, "init", "--name", "shelf-1", *home, code=0)

@@ -1,6 +1,7 @@
 """The agent's home: made once, never overwritten, and clear about what is wrong with it."""
 
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,22 @@ def test_a_secret_is_only_there_once_it_could_be_shown(tmp_path: Path, monkeypat
     done = config.init(home)
     assert done.secret is not None
     assert done.secret == config.load(home).secret
+
+
+def test_of_many_at_once_one_makes_the_identity_and_shows_its_secret(tmp_path: Path, engine: Path) -> None:
+    home, start = tmp_path / "home", threading.Barrier(6)
+    done: list[config.Initialised] = []
+
+    def init(number: int) -> None:
+        start.wait(30)
+        done.append(config.init(home, engines=[f"e{number}={engine}"]))
+
+    threads = [threading.Thread(target=init, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    last = config.load(home)
+    assert {one.config.uuid for one in done} == {last.uuid}
+    assert [one.secret for one in done if one.secret is not None] == [last.secret]
+    assert sorted(last.engines) == [f"e{number}" for number in range(6)]
