@@ -235,7 +235,7 @@ def _unexpected(command: str, error: Exception) -> int:
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
         say(f"bmoe {command}: what was typed is no UTF-8 text: {error.object[:80]!r}")
         return EXIT_USAGE
-    if type(error).__module__.startswith("sqlalchemy"):
+    if _of_database(error):
         told = str(getattr(error, "orig", None) or error)
         mend = (
             "ask its owner, or name one of your own with --db"
@@ -254,3 +254,16 @@ def _unexpected(command: str, error: Exception) -> int:
     say("".join(traceback.format_exception(error)).rstrip("\n"))
     say(f"bmoe {command}: this is a fault of bmoe itself; the lines above say where")
     return EXIT_OUTSIDE
+
+
+def _of_database(error: Exception) -> bool:
+    """A database's own refusal, or something in it that cannot be read: text or JSON that is none, where bits were lost."""
+    import json
+    import traceback
+
+    drivers = ("sqlalchemy", "sqlite3", "psycopg")
+    if type(error).__module__.partition(".")[0] in drivers:
+        return True
+    passed = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    unreadable = isinstance(error, json.JSONDecodeError | UnicodeDecodeError)
+    return unreadable and any(name.partition(".")[0] in drivers for name in passed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -182,3 +183,15 @@ def test_what_is_wrong_with_a_command_is_one_message(bmoe, tmp_path, words, code
     _, err = bmoe(*[tmp_path / "folder" if word == "DIR" else word for word in words], "--db", db, code=code)
     assert says in err
     assert "Traceback" not in err
+
+
+def test_a_database_that_lost_bits_is_named_and_is_no_fault_of_ours(bmoe, tmp_path, captures):
+    db = tmp_path / "runs.db"
+    bmoe("import", captures / "oneshot-mmap", "--db", db)
+    with contextlib.closing(sqlite3.connect(db)) as connection, connection:
+        connection.execute("UPDATE runs SET completeness = '{\"complete\": tru', evidence = cast(x'22ff22' as text)")
+    for words in (("show", "last"), ("judge", "--all")):
+        _, err = bmoe(*words, "--db", db, code=3)
+        assert "Traceback" not in err
+        assert "database: " in err
+        assert "`bmoe db check`" in err
