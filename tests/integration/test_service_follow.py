@@ -1,15 +1,18 @@
 """The stream and the files: everything once per reader, in order, nothing that would disturb a measured cell."""
 
 import contextlib
+import glob
 import itertools
 import os
 import secrets
 import threading
 import time
 
+import grpc
 import pytest
 from bmoe_agent.serve.port import Measuring
 from bmoe_agent.serve.service import MAX_FOLLOWERS
+from bmoe_agent.spool import Spool
 from bmoe_proto import calls, framing
 from bmoe_proto.v1 import telemetry_pb2 as pb
 from support.service import STORE, Asking, make_run, relay, served
@@ -171,6 +174,25 @@ class TestDraining:
 
 
 class TestLive:
+    def test_a_file_that_cannot_be_read_any_more_keeps_no_other_waiting(self, agent, client):
+        """A bad block of the flash: the system says EIO to whoever reads, here EISDIR."""
+        for run_id in (RUN, SECOND):
+            make_run(agent.spool, run_id, artifacts={"m": b"x" * 10}, started_wall_ns=run_id[0])
+        folder = os.path.join(agent.spool.root, RUN.hex())
+        for path in (*glob.glob(f"{folder}/*.seg"), f"{folder}/files/m"):
+            os.unlink(path)
+            os.mkdir(path)
+        told = until_drained(client.follow(Asking()))
+        assert {bytes(reply.batch.at.run_id) for reply in told if reply.HasField("batch")} == {SECOND}
+        assert {bytes(reply.ended.run_id) for reply in told if reply.HasField("ended")} == {RUN, SECOND}
+        with pytest.raises(calls.Refused) as refused:
+            list(client.fetch(RUN, "m"))
+        assert refused.value.code is grpc.StatusCode.NOT_FOUND
+        assert list(client.fetch(SECOND, "m"))
+        assert RUN.hex() in agent.spool.trouble
+        # and an agent that starts serves the rest
+        assert Spool(agent.spool.root, 1 << 30).runs() == [SECOND]
+
     def test_frames_of_an_open_run_come_as_they_are_written(self, agent, client):
         writer = make_run(agent.spool, RUN, outputs=0, end=False)
         replies = client.follow(Asking())

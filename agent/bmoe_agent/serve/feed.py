@@ -9,11 +9,14 @@ repaired when its run is closed, and its later segments are sent in any case.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_agent.spool import Chunk, Spool, SpoolError
+
+log = logging.getLogger("bmoe_agent")
 
 DEFAULT_BATCH_BYTES = 1 << 20
 MAX_BATCH_BYTES = 8 << 20
@@ -82,7 +85,14 @@ class Feed:
         key = (run_id, segment)
         if key in self._finished:
             return None
-        chunk = self._spool.read(run_id, segment, self._offsets.get(key, 0), self._max_bytes)
+        try:
+            chunk = self._spool.read(run_id, segment, self._offsets.get(key, 0), self._max_bytes)
+        except OSError as error:
+            # Flash that cannot be read any more: what there is of the others still comes, and what is missing is seen there.
+            self._spool.trouble = f"segment {segment.hex()} of run {run_id.hex()}: {error.strerror}"
+            log.error("%s", self._spool.trouble)
+            self._finished.add(key)
+            return None
         if chunk.damage and not chunk.data:
             self._mend(key)
         self._offsets[key] = max(chunk.next_offset, self._offsets.get(key, 0))

@@ -270,7 +270,10 @@ class AgentService(grpc.GenericRpcHandler):
                 yield pb.FetchChunk(offset=offset, size=size).SerializeToString()
                 return
             while True:
-                chunk = os.pread(descriptor, min(CHUNK_BYTES, size - offset), offset)
+                try:
+                    chunk = os.pread(descriptor, min(CHUNK_BYTES, size - offset), offset)
+                except OSError as error:  # flash that cannot be read any more
+                    context.abort(grpc.StatusCode.NOT_FOUND, f"{facts.name}: byte {offset}: {error.strerror}")
                 if not chunk and offset > asked.offset:
                     return
                 yield pb.FetchChunk(offset=offset, data=chunk, size=size).SerializeToString()

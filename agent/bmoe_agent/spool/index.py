@@ -6,6 +6,7 @@ thousands of blocks, and an agent must be serving within a second.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Collection
@@ -19,6 +20,8 @@ from bmoe_agent.spool import layout
 from bmoe_agent.spool.layout import Segment
 from bmoe_agent.spool.summary import RunSummary
 from bmoe_agent.spool.writer import RunWriter
+
+log = logging.getLogger("bmoe_agent")
 
 _BLOCKS_BEFORE_START = 8
 _BEFORE_START = frozenset({"segment_opened", "gap"})
@@ -49,10 +52,15 @@ def find(root: str, deleted: Collection[bytes]) -> list[Run]:
         if run_id in deleted:
             shutil.rmtree(directory, ignore_errors=True)
             continue
-        run = Run(directory, layout.list_segments(directory), RunSummary(run_id), acks_file.load(directory))
-        run.summary.bytes = sum(segment.end for segment in run.segments)
-        learn_start(run)
-        learn_end(run)
+        try:
+            run = Run(directory, layout.list_segments(directory), RunSummary(run_id), acks_file.load(directory))
+            run.summary.bytes = sum(segment.end for segment in run.segments)
+            learn_start(run)
+            learn_end(run)
+        except OSError as error:
+            # Flash that cannot be read any more, say: it must not keep the rest of the record from its store.
+            log.error("%s: %s: this run is left as it is", directory, error)
+            continue
         found.append(run)
     found.sort(key=lambda run: (run.summary.started_wall_ns, run.summary.run_id))
     return found
