@@ -140,7 +140,9 @@ def decide(facts: EndFacts) -> Outcome:
     if (facts.signal is not None or killed_unseen) and facts.ended_by != "agent":
         return _signalled(facts, facts.signal if facts.signal is not None else signals.SIGKILL)
     if facts.fatal_error:
-        return Outcome("failed", _broken_cause(facts), (f"BMOE_ERROR: {facts.fatal_error[:_MOST_SAID]}", *_exit_evidence(facts)))
+        return Outcome(
+            "failed", _broken_cause(facts), (f"BMOE_ERROR: {facts.fatal_error[:_MOST_SAID]}", *_exit_evidence(facts))
+        )
     if facts.ended_by == "agent" and (facts.signal is not None or facts.exit_code not in (None, 0)):
         return Outcome("aborted", "stopped", ("ended by the agent", *_exit_evidence(facts)))
     if facts.exit_observed and facts.exit_code not in (None, 0):
