@@ -45,7 +45,7 @@ def bmoe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def test_before_there_is_a_phone_each_command_says_what_to_do(bmoe: Bmoe) -> None:
-    assert "no phone is paired with this host: `bmoe pair`" in bmoe("watch", "--once")[1]
+    assert "no phone is paired with this host: `bmoe pair`" in bmoe("watch", "--once")[0]
     assert bmoe("collect", "--once")[1].splitlines()[0] == "no phone is paired with this host: `bmoe pair`"
 
 
@@ -78,7 +78,9 @@ def test_when_it_does_not_serve_its_name_and_the_way_out_are_told(bmoe: Bmoe, ph
     assert [check["name"] for check in found["checks"]] == ["agent"]  # what adb shows is not asked of this machine
 
 
-def test_watch_prints_each_look_where_there_is_no_terminal(bmoe: Bmoe, phone: Agent, tmp_path: Path) -> None:
+def test_watch_prints_each_look_where_there_is_no_terminal(
+    bmoe: Bmoe, phone: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bmoe("pair", f"local:{phone.socket}", stdin=phone.secret_hex)
     log = tmp_path / "watch.log"
     with log.open("wb") as out:
@@ -90,6 +92,10 @@ def test_watch_prints_each_look_where_there_is_no_terminal(bmoe: Bmoe, phone: Ag
             watching.wait()
     head, line = log.read_text().splitlines()[:2]
     assert (len(head) < 200, "tok/s" in head, f"local:{phone.socket}" in line) == (True, True, True)
+    monkeypatch.setenv("COLUMNS", "80")
+    head, line = bmoe("watch", "--once")[0].splitlines()
+    assert max(len(head), len(line)) <= 80
+    assert (head.split()[:3], line.split()[:3]) == (["phone", "state", "doing"], ["bench", "ready", "idle"])
 
 
 def test_what_a_plan_asked_and_what_a_simulated_trace_is_are_told(bmoe: Bmoe, phone: Agent, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_collector.commands.devices import look
 from bmoe_collector.commands.pairing import reach_for
-from bmoe_collector.common import DbOption, JsonOption, UserError, emit, open_db, say
+from bmoe_collector.common import DbOption, JsonOption, UserError, emit, open_db
 from bmoe_collector.fleet import names
 from bmoe_collector.host import HostHome
 from bmoe_collector.reach.adb import AdbError
@@ -51,19 +51,18 @@ def watch(
                 now = watcher.look(look(store, host, reach) if once else None)
                 if json:
                     emit({"wall_s": time.time(), "phones": now})
-                elif now:
-                    _print(now)
                 else:
-                    say("no phone is paired with this host: `bmoe pair`; `bmoe devices` shows what adb sees")
+                    _print(now)
                 if once:
                     return
                 time.sleep(every)
         from rich.console import Console
         from rich.live import Live
 
-        with Live(console=Console(), screen=True, auto_refresh=False) as live:
+        out = Console()
+        with Live(console=out, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(_table(watcher.look(None)), refresh=True)
+                live.update(_table(watcher.look(None), out.width), refresh=True)
                 time.sleep(every)
 
 
@@ -154,30 +153,39 @@ def values_of(sample: pb.Sample) -> Mapping[str, Any]:
     return {}
 
 
-def _table(phones: list[dict[str, Any]]) -> Any:
+NO_PHONE = "no phone is paired with this host: `bmoe pair`; `bmoe devices` shows what adb sees"
+WIDE = 110  # columns from which there is room for where each phone was reached
+_NUMBERS = ("tokens", "tok/s", "°C", "free RAM", "backlog", "heard")
+
+
+def _table(phones: list[dict[str, Any]], width: int) -> Any:
+    """All phones, a line each. Numbers are never cut, names fold."""
     from rich.table import Table
     from rich.text import Text
 
     from bmoe_collector.show import words
     from bmoe_collector.show.safe import escape
 
-    table = Table(
-        "phone", "at", "state", "doing", "cell", "tokens", "tok/s", "°C", "free RAM", "backlog", "heard", box=None
-    )
+    if not phones:
+        return Text(NO_PHONE)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("phone", *(("at",) if width >= WIDE else ()), "state", "doing", "cell", *_NUMBERS):
+        number = name in _NUMBERS
+        table.add_column(name, justify="right" if number else "left", no_wrap=name != "cell", overflow="fold")
     for phone in phones:
         cell = phone.get("cell")
         place = f"{cell} {(phone.get('cell_index') or 0) + 1}/{phone.get('cells')}" if cell else "–"
         heard = phone.get("last_heard_wall_s")
         cells = [
             phone.get("name") or (phone.get("phone") or "–")[:12],
-            phone.get("where") or "–",
+            *([phone.get("where") or "–"] if width >= WIDE else []),
             phone["state"],
             phone.get("doing") or "–",
             place,
             _shown(phone.get("tokens"), "{:d}"),
             _shown(phone.get("tok_s"), "{:.2f}"),
             _shown(phone.get("temp_c"), "{:.0f}"),
-            _shown(phone.get("mem_available_mib"), "{:.0f} MiB"),
+            words.mib(phone.get("mem_available_mib")),
             words.size(phone.get("backlog_bytes")),
             "–" if heard is None else f"{max(0.0, time.time() - heard):.0f} s ago",
         ]
@@ -188,7 +196,8 @@ def _table(phones: list[dict[str, Any]]) -> Any:
 def _print(phones: list[dict[str, Any]]) -> None:
     from bmoe_collector.show.console import console
 
-    console().print(_table(phones))
+    out = console()
+    out.print(_table(phones, out.width))
     sys.stdout.flush()
 
 
