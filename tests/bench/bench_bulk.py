@@ -21,6 +21,7 @@ import bench_ingest  # noqa: E402 - found through the line above
 from bmoe_collector.ingest.files import metrics_rows  # noqa: E402
 from bmoe_collector.ingest.record import new_run  # noqa: E402
 from bmoe_collector.ingest.sink import COLUMNS, Sink  # noqa: E402
+from bmoe_collector.store.bulk import bulk  # noqa: E402
 from bmoe_collector.store.engine import Store, open_store  # noqa: E402
 from bmoe_collector.store.schema import TOKENS_CSV  # noqa: E402
 from bmoe_proto.contract.metrics import MetricsFile, parse_metrics  # noqa: E402
@@ -29,7 +30,7 @@ from support.postgres import binaries, running  # noqa: E402
 
 ROWS = 20_000
 COMMIT_ROWS = 1_000
-ROUNDS = 3
+ROUNDS = 5
 NEWEST = next(each for each in GENERATIONS if each.name == "0.19")
 
 
@@ -43,7 +44,7 @@ def ours(store: Store, file: MetricsFile, number: int) -> float:
     rows = sink.rows["tokens_csv"]
     for at in range(0, len(rows), COMMIT_ROWS):
         with store.write() as connection:
-            store.bulk(connection, TOKENS_CSV, COLUMNS["tokens_csv"], rows[at : at + COMMIT_ROWS])
+            bulk(connection, TOKENS_CSV, COLUMNS["tokens_csv"], rows[at : at + COMMIT_ROWS])
     return time.perf_counter() - began
 
 

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bmoe_collector.meaning.facts import facts
 from bmoe_collector.query.frames import run_numbers, view_frame
 from bmoe_collector.query.runs import Selection, list_runs
+from bmoe_collector.store.bulk import bulk
 from bmoe_collector.store.engine import Store, open_store, plain, to_json
 from bmoe_collector.store.names import CSV_COLUMNS, FACT_COLUMNS
 from bmoe_collector.store.schema import CONFIGS, LABELS, RUN_FACTS, RUNS, TOKENS_CSV, VERDICTS
@@ -107,19 +108,17 @@ def fill(store: Store) -> None:
         "session",
     ]
     with store.write() as connection:
-        store.bulk(connection, RUNS, columns, runs)
-        store.bulk(
-            connection, CONFIGS, ("run_no", "cache_mb", "overlap", "io_threads", "dense_weights", "keys"), configs
-        )
-        store.bulk(connection, RUN_FACTS, ("run_no", *FACT_COLUMNS, "facts"), judged)
-        store.bulk(connection, LABELS, ("run_no", "key", "value", "source"), labels)
-        store.bulk(connection, VERDICTS, ("run_no", "at", "code", "severity", "evidence"), verdicts)
+        bulk(connection, RUNS, columns, runs)
+        bulk(connection, CONFIGS, ("run_no", "cache_mb", "overlap", "io_threads", "dense_weights", "keys"), configs)
+        bulk(connection, RUN_FACTS, ("run_no", *FACT_COLUMNS, "facts"), judged)
+        bulk(connection, LABELS, ("run_no", "key", "value", "source"), labels)
+        bulk(connection, VERDICTS, ("run_no", "at", "code", "severity", "evidence"), verdicts)
         names = [name for name in CSV_COLUMNS if name != "resident_frac"]
         rows = [
             (1, at, *(0 if name == "turn" else at + 1 if name == "step" else 100.0 + at % 37 for name in names))
             for at in range(TOKENS)
         ]
-        store.bulk(connection, TOKENS_CSV, ("run_no", "at", *names), rows)
+        bulk(connection, TOKENS_CSV, ("run_no", "at", *names), rows)
         quoted = ", ".join(f'"{name}"' for name in names)
         connection.exec_driver_sql(
             f"INSERT INTO tokens_csv (run_no, at, {quoted}) SELECT r.run_no, t.at, {quoted.replace(chr(34) + 'step', 't.' + chr(34) + 'step')}"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from bmoe_collector.importer import import_paths
-from bmoe_collector.ingest import IngestError, Ingestor, finish, reader, rebuild
+from bmoe_collector.ingest import IngestError, Ingestor, finish, reader, rebuild, sink
 from bmoe_collector.ingest.reader import RunReader
 from bmoe_collector.ingest.rebuild import chain, reparse
 from bmoe_collector.store import leases
@@ -244,6 +244,34 @@ def test_phones_that_wait_for_each_other_are_committed_as_if_each_were_alone(sto
     for cursor, data in deliver_rest:
         taker.blocks(bytes([3]) * 16, cursor, data)
     assert image(taker.store, shelf[3].run_id) == image(alone.store, shelf[3].run_id)
+
+
+def test_what_went_to_a_server_before_its_batch_was_read_to_the_end_is_undone_with_it(store_url, tmp_path, monkeypatch):
+    record = records.whole(RUN, records.oneshot(), STDERR, seed=1)
+    reference = ingestor(f"{tmp_path}/reference.db", tmp_path)
+    deliver(reference, record)
+    monkeypatch.setattr(sink, "WORTH_SENDING", 1)
+    taker = ingestor(store_url, tmp_path)
+    read, taken = RunReader.block, []
+
+    def block(self, *told):
+        if len(taken) == 3:
+            raise MemoryError
+        taken.append(told)
+        read(self, *told)
+
+    monkeypatch.setattr(RunReader, "block", block)
+    with pytest.raises(MemoryError):
+        deliver(taker, record, [64])
+    assert len(taken) == 3
+    with taker.store.read() as connection:
+        assert [
+            connection.execute(select(func.count()).select_from(table)).scalar()
+            for table in (tables.RUNS, tables.TOKENS_STDOUT, tables.BLOCKS)
+        ] == [0, 0, 0]
+    monkeypatch.setattr(RunReader, "block", read)
+    deliver(taker, record, [64])
+    assert image(taker.store) == image(reference.store)
 
 
 def test_one_whose_phone_was_taken_over_commits_nothing_more(store_url, tmp_path):

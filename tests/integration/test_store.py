@@ -11,6 +11,7 @@ import pytest
 from bmoe_collector.store import find, leases, migrate
 from bmoe_collector.store import schema as tables
 from bmoe_collector.store.artifacts import ArtifactError, Artifacts
+from bmoe_collector.store.bulk import bulk
 from bmoe_collector.store.engine import (
     HEAD,
     StoreError,
@@ -84,7 +85,7 @@ def test_bulk_writes_keep_null_zero_bytes_and_json_apart(store_url):
     store = open_store(store_url)
     with store.write() as connection:
         run_no = connection.execute(insert(tables.RUNS).values(**a_run("ab" * 16))).inserted_primary_key[0]
-        store.bulk(
+        bulk(
             connection,
             tables.TOKENS_STDOUT,
             ("run_no", "at", "step", "majflt", "cache_hit_pct", "delta_text", "reset", "extra"),

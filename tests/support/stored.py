@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bmoe_collector.store.bulk import bulk
 from bmoe_collector.store.engine import Store, to_json
 from bmoe_collector.store.facts import put
 from bmoe_collector.store.schema import (
@@ -99,7 +100,7 @@ def fill(store: Store) -> None:
 
 def _tokens(store: Store, connection: Any, number: int) -> None:
     rows = [(number, at, 0, at + 1, 3, 100.0 + at, 10 * (at + 1)) for at in range(3)]
-    store.bulk(connection, TOKENS_CSV, ("run_no", "at", "turn", "step", "steps", "wall_ms", "read_bytes"), rows)
+    bulk(connection, TOKENS_CSV, ("run_no", "at", "turn", "step", "steps", "wall_ms", "read_bytes"), rows)
 
 
 def _whole(store: Store, connection: Any, number: int) -> None:
@@ -110,13 +111,13 @@ def _whole(store: Store, connection: Any, number: int) -> None:
         )
     )
     columns = ("run_no", "at", "turn", "step", "steps", "wall_ms", "read_bytes", "extra")
-    store.bulk(
+    bulk(
         connection, TOKENS_CSV, columns,
         [(number, 0, 0, 1, 3, 10.5, 100, to_json({"new": 1})), (number, 1, 0, 2, 3, 11.5, 200, None),
          (number, 2, 0, 3, 3, 12.5, 300, None)],
     )  # fmt: skip
     columns = ("run_no", "at", "turn", "step", "steps", "wall_ms", "cpu_ms", "read_mb", "boot_ns", "extra")
-    store.bulk(
+    bulk(
         connection, TOKENS_STDOUT, columns,
         [(number, 0, 0, 1, 3, 10.0, 7.0, 1.5, 1000, None), (number, 2, 0, 2, 3, 11.0, 8.0, 2.5, 2000, None),
          (number, 3, 1, 1, 3, 14.0, 9.0, 3.5, 4000, to_json({"odd": 2}))],

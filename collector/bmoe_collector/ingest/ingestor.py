@@ -25,7 +25,8 @@ from bmoe_collector.ingest.reader import RunReader
 from bmoe_collector.ingest.rebuild import chain, read_again, reparse_in
 from bmoe_collector.ingest.record import new_run, put_progress
 from bmoe_collector.store.artifacts import Artifacts
-from bmoe_collector.store.engine import Store, bulk
+from bmoe_collector.store.bulk import bulk
+from bmoe_collector.store.engine import Store
 from bmoe_collector.store.schema import ARTIFACTS, BLOCKS, CURSORS, RUN_FACTS, RUNS
 from bmoe_collector.store.turns import Together
 
@@ -254,8 +255,10 @@ class Ingestor:
         """Raw blocks, the rows made from them and the cursor, in the transaction that is open."""
         if reader.ended is not None:
             _unjudge(connection, reader.run_no)
-        for piece in fresh:
-            reader.block(segment, piece.first_seq, piece.frames, piece.raw)
+        with reader.sink.flowing(connection) as send:
+            for piece in fresh:
+                reader.block(segment, piece.first_seq, piece.frames, piece.raw)
+                send()
         reader.offsets[segment] = fresh[-1].end
         rows = [(reader.run_no, segment, p.offset, p.first_seq, len(p.frames), p.data) for p in fresh]
         bulk(connection, BLOCKS, BLOCK_COLUMNS, rows)

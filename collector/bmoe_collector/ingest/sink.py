@@ -7,7 +7,8 @@ their column cannot hold (a float where the contract says int, a number beyond 6
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -15,7 +16,8 @@ from sqlalchemy import Connection, Table
 
 from bmoe_collector.store import names
 from bmoe_collector.store import schema as tables
-from bmoe_collector.store.engine import bulk, to_json, view
+from bmoe_collector.store.bulk import Copy, bulk
+from bmoe_collector.store.engine import to_json, view
 
 LIMIT = 1 << 63
 _NONE = type(None)
@@ -132,6 +134,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "gaps": (*_HEAD, "boot_ns", "what", "frames", "bytes", "why", "lost_segment", "declared"),
     "unknown_frames": (*_HEAD, "segment", "seq", "boot_ns", "data"),
 }
+FLOWING = "tokens_stdout"
+WORTH_SENDING = 100
+"""Rows that are sent on before a batch is parsed to its end: for fewer there is nothing to be done meanwhile."""
 TABLES: dict[str, Table] = {table.name: table for table in tables.DERIVED}
 
 
@@ -210,6 +215,25 @@ class Sink:
         """Drop what waits: rows that are in the database already."""
         for rows in self.rows.values():
             rows.clear()
+
+    @contextlib.contextmanager
+    def flowing(self, connection: Connection) -> Iterator[Callable[[], None]]:
+        """While a batch is parsed: what this gives, called now and then, sends tokens on to a server that writes them meanwhile.
+
+        Nothing else may be asked of the connection inside. In SQLite, which has no other process to do it, it does nothing.
+        """
+        if connection.dialect.name == "sqlite":
+            yield lambda: None
+            return
+        rows = self.rows[FLOWING]
+        with Copy(connection, TABLES[FLOWING], COLUMNS[FLOWING]) as copy:
+
+            def send() -> None:
+                if copy.begun or len(rows) >= WORTH_SENDING:
+                    copy.send(rows)
+                    rows.clear()
+
+            yield send
 
     def flush(self, connection: Connection) -> None:
         """Write what waits."""

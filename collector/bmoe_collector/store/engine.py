@@ -1,7 +1,6 @@
 """The way into a database: `open_store(url) -> Store`.
 
-In: an SQLAlchemy URL (`sqlite:///path`, `postgresql+psycopg://...`) or a plain path. Out: a `Store` with transactions
-and bulk writes by the driver's fastest way (`executemany` on tuples, `COPY`).
+In: an SQLAlchemy URL (`sqlite:///path`, `postgresql+psycopg://...`) or a plain path. Out: a `Store` with transactions.
 
 An empty database is given its tables at once; one that is older or newer than this program is refused with the
 command that helps, because changing a shared database is a person's decision. SQLite runs in WAL with
@@ -17,14 +16,14 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event, inspect, make_url, select, text, types
+from sqlalchemy import Connection, Engine, Table, create_engine, event, inspect, make_url, select, text
 from sqlalchemy.exc import DBAPIError
 
 from bmoe_collector.store import schema
@@ -125,49 +124,9 @@ class Store:
         with self.engine.connect() as connection, connection.begin():
             yield connection
 
-    def bulk(self, connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Append rows of plain values (JSON columns already as text) by the driver's fastest way."""
-        bulk(connection, table, columns, rows)
-
     def close(self) -> None:
         """Give the connections back."""
         self.engine.dispose()
-
-
-def bulk(connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Append rows of plain values (JSON columns already as text) by the driver's fastest way."""
-    quoted = ", ".join(f'"{name}"' for name in columns)
-    driver = connection.connection.driver_connection
-    if connection.dialect.name == "sqlite":
-        assert driver is not None
-        marks = ", ".join("?" * len(columns))
-        driver.executemany(f'INSERT INTO "{table.name}" ({quoted}) VALUES ({marks})', rows)  # noqa: S608 - our names
-        return
-    assert driver is not None
-    # Binary: the driver neither prints numbers nor the server reads them; JSON goes as its text, which is its binary form.
-    with driver.cursor() as cursor, cursor.copy(f'COPY "{table.name}" ({quoted}) FROM STDIN (FORMAT BINARY)') as copy:
-        copy.set_types([_wire_type(table.c[name].type) for name in columns])
-        for row in rows:
-            copy.write_row(row)
-
-
-def _wire_type(kind: Any) -> str:
-    """The server's name for a column's type, as values of it are sent."""
-    for known, name in _WIRE:
-        if isinstance(kind, known):
-            return name
-    raise TypeError(f"no bulk write for columns of {kind!r}")
-
-
-_WIRE: tuple[tuple[type, str], ...] = (
-    (types.JSON, "text"),
-    (types.String, "text"),
-    (types.BigInteger, "int8"),
-    (types.Integer, "int4"),
-    (types.Float, "float8"),
-    (types.Boolean, "bool"),
-    (types.LargeBinary, "bytea"),
-)
 
 
 def insert_new(connection: Connection, table: Table, values: dict[str, Any]) -> None:
