@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bmoe_proto.gates import ABORT, LIMIT
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_agent import adopt
@@ -27,7 +28,7 @@ from bmoe_agent.runner import record_unrun, run_attempt
 from bmoe_agent.runner_live import AgentStopping, Ended, Live, log
 from bmoe_agent.spool import RunSummary, SpoolError
 from bmoe_agent.taking import problems, warnings
-from bmoe_agent.todo import UNRUN_CAUSES, elapsed_s, next_attempt, next_cell, open_cells, stops
+from bmoe_agent.todo import elapsed_s, next_attempt, next_cell, open_cells, stops
 from bmoe_agent.wakelock import WakeLock
 
 TROUBLE_PAUSE_S = 15.0
@@ -110,16 +111,18 @@ class Night:
             if only_current_cell:
                 if not running:
                     return pb.CancelReply(cancelled=False, detail=f"plan {wanted} has no cell running")
-                self._cancel, unkept = "the cell was cancelled", ""
+                detail = self._cancel = "the cell was cancelled"
             else:
-                if not running and next_cell(item.plan, self._context.spool.summaries()) is None:
+                runs = self._context.spool.summaries()
+                if not running and next_cell(item.plan, runs) is None:
                     return pb.CancelReply(cancelled=False, detail=f"plan {wanted} is done")
-                unkept = self._mark(item, "cancelled", "cancelled by the user")
+                begun = running or any(run.plan_id == wanted and run.started for run in runs)
+                detail = "the plan was cancelled" + ("" if begun else " before it began")
                 if running:
-                    self._cancel = "the plan was cancelled"
-            detail = self._cancel or "the plan was cancelled before it began"
+                    self._cancel = detail
+                detail += self._mark(item, "cancelled", "cancelled by the user")
         self._context.wake()
-        return pb.CancelReply(cancelled=True, detail=f"{detail}{unkept}")
+        return pb.CancelReply(cancelled=True, detail=detail)
 
     def tell(self, run_id: bytes, note: pb.Note) -> bool:
         """Add a host's evidence to the run that is open; False when it is not this one, or none."""
@@ -238,7 +241,7 @@ class Night:
 
     def _after(self, item: Queued, ended: Ended) -> None:
         if ended.gate_policy == "abort":
-            self._stop(item, f"{ended.cause} gave up and its policy is abort", UNRUN_CAUSES[1])
+            self._stop(item, f"{ended.cause} gave up and its policy is abort", ABORT)
 
     def _next(self) -> tuple[Queued, pb.Cell, int] | None:
         runs = self._context.spool.summaries()
@@ -266,18 +269,21 @@ class Night:
         """Whether the plan may go on. What a limit leaves unrun is on record, cell by cell, with the reason."""
         why = self._limit_reached(item)
         if why:
-            self._stop(item, why, UNRUN_CAUSES[0])
+            self._stop(item, why, LIMIT)
         return not why
 
-    def _stop(self, item: Queued, why: str, cause: str) -> None:
-        """End a plan; the cells it leaves unrun get a run each that says why. Raises `AgentStopping`: the next agent goes on."""
+    def _stop(self, item: Queued, why: str, gate: str) -> None:
+        """End a plan; the cells it leaves unrun get a run each that says why, under the name of `gate` (LIMIT or ABORT).
+
+        Raises `AgentStopping`: the next agent goes on.
+        """
         try:
             for cell, attempt in open_cells(item.plan, self._context.spool.summaries()):
                 if self._context.stop.is_set():
                     raise AgentStopping
                 if item.state:  # cancelled meanwhile
                     break
-                record_unrun(self._context, item.plan, cell, attempt, gate=cause.removeprefix("gate:"), why=why)
+                record_unrun(self._context, item.plan, cell, attempt, gate=gate, why=why)
         except (OSError, SpoolError):
             log.exception("plan %s: what is left unrun cannot be put on record", item.plan.plan_id)
         with self._lock:
@@ -289,10 +295,10 @@ class Night:
         runs = self._context.spool.summaries()
         for item in [item for item in self._plans if not item.state]:
             causes = stops(item.plan, runs)
-            if UNRUN_CAUSES[0] in causes:
-                self._stop(item, "a limit of the plan was reached before the agent was started again", UNRUN_CAUSES[0])
+            if f"gate:{LIMIT}" in causes:
+                self._stop(item, "a limit of the plan was reached before the agent was started again", LIMIT)
             elif causes:
-                self._stop(item, "a gate whose policy is abort had given up", UNRUN_CAUSES[1])
+                self._stop(item, "a gate whose policy is abort had given up", ABORT)
 
     def _limit_reached(self, item: Queued) -> str:
         limits = item.plan.limits
@@ -328,9 +334,8 @@ class Night:
                 plan = pb.Plan.FromString((self._folder / name).read_bytes())
                 if plan.plan_id != match[2] or not plan.cells:
                     raise ValueError("it is not the plan that its name says")
-            except (
-                Exception
-            ) as error:  # protobuf's DecodeError, or an unreadable file: one plan must not stop the others
+            except Exception as error:
+                # protobuf's DecodeError, or an unreadable file: one plan must not stop the others
                 log.error("%s cannot be read and is left out: %s", self._folder / name, error)
                 continue
             item = Queued(int(match[1]), plan)

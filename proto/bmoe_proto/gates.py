@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
-STOPS = ("limit", "abort")
+LIMIT, ABORT = STOPS = ("limit", "abort")
 """Names that stand in a report for what ended the whole plan: a limit of its own, or the `abort` of another cell's gate."""
 
 

@@ -215,6 +215,16 @@ def test_a_full_disk_refuses_a_plan_and_does_not_keep_one_from_being_cancelled(
     assert kept(agent) == [f"000001-{PLAN}.plan"]
 
 
+def test_of_a_plan_that_waits_it_is_told_what_was_cancelled_of_it_and_not_of_another(agent: Supervisor) -> None:
+    waiting = many(1)
+    waiting.plan_id = "cd" * 16
+    assert (agent.submit(many(1)).refused, agent.submit(waiting).refused) == ([], [])
+    agent.night._current = PLAN  # as while one of its cells runs
+    assert agent.cancel("", only_current_cell=True).detail == "the cell was cancelled"
+    assert agent.cancel(waiting.plan_id, only_current_cell=False).detail == "the plan was cancelled before it began"
+    assert agent.cancel(PLAN, only_current_cell=False).detail == "the plan was cancelled"
+
+
 def test_a_plan_that_is_torn_is_left_out_and_stops_no_other(agent: Supervisor) -> None:
     agent.submit(many(3))
     folder = agent.context.home / "plans"
