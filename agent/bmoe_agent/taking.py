@@ -8,13 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from bmoe_proto.asking import MAX_PLAN_BYTES, cell_problems, gate_problems
+from bmoe_proto.asking import cell_problems, gate_problems, too_big, unwatched
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_agent.config import Config, ConfigError
-
-BOUNDS: Mapping[str, str] = {"max_cpu_temp_c": "cpu_temp_c", "min_battery_pct": "battery_pct"}
-"""Bounds of a watchdog or of a plan's limits, and the gate whose source they are read from."""
 
 
 def problems(plan: pb.Plan) -> list[str]:
@@ -27,9 +24,8 @@ def problems(plan: pb.Plan) -> list[str]:
     if [cell.index for cell in plan.cells] != list(range(len(plan.cells))):
         found.append("cells must be numbered from 0 in the order they run")
     for cell in plan.cells:
-        if cell.ByteSize() + len(plan.text.encode()) + len(plan.question_json.encode()) > MAX_PLAN_BYTES:
-            found.append(f"cell {cell.index} ({cell.name}): with the plan's text more than {MAX_PLAN_BYTES} bytes")
         wrong = cell_problems(cell) + [problem for ask in cell.gates for problem in gate_problems(ask)]
+        wrong += filter(None, [too_big(plan, cell)])
         found.extend(f"cell {cell.index} ({cell.name}): {problem}" for problem in wrong)
     return found
 
@@ -53,7 +49,6 @@ def warnings(plan: pb.Plan, config: Config, unreadable: Mapping[str, str]) -> li
 
 def _unwatched(asked: pb.WatchdogAsk | pb.Limits, where: str, unreadable: Mapping[str, str]) -> list[str]:
     return [
-        f"{where}: {field.name} cannot be watched on this phone: {unreadable[gate]}"
-        for field, value in asked.ListFields()
-        if value and (gate := BOUNDS.get(field.name, "")) in unreadable
+        f"{where}: {bound} cannot be watched on this phone: {why}"
+        for bound, why in unwatched(asked, unreadable).items()
     ]

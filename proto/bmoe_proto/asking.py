@@ -1,6 +1,6 @@
 """What may be asked of a phone: reasons to refuse a cell or a gate, whatever the engine. Both sides go by it. Pure.
 
-In: a cell, a gate, a variable. Out: reasons. A host refuses a plan by it when it is checked, and a phone when it is handed in: a plan
+In: a cell, a gate, a bound, a variable. Out: reasons. A host refuses a plan by it when it is checked, and a phone when it is handed in: a plan
 that waits for a phone which is away must not be refused at 3 a.m.
 
 Paths are the agent's (design, "On the phone"): model, prompt, session mode and every output file are put into the argv there, inside
@@ -28,10 +28,14 @@ ARTIFACTS: Mapping[str, tuple[str, str]] = {
     "compute_layers": ("--compute-trace-layers", "compute_layers.csv"),
     "io": ("--io-trace", "io.csv"),
 }
+ARTIFACT_OF: Mapping[str, str] = {flag: kind for kind, (flag, _) in ARTIFACTS.items()}
+"""The same the other way round: flag to name."""
 OURS = frozenset(
     {"-m", "--model", "-p", "--prompt", "--session", "--progress", "-h", "--help", "--version", "--list-archs"}
 )
 MOST_SECONDS = 30 * 86_400  # beyond this, waiting itself fails
+_WATCHED: Mapping[str, str] = {"max_cpu_temp_c": "cpu_temp_c", "min_battery_pct": "battery_pct"}
+"""Bounds of a watchdog or of a plan's limits, and the gate whose source they are read from."""
 _PATH_FLAGS = frozenset(flag for flag, _ in ARTIFACTS.values())
 _FLAG = re.compile(r"--?[A-Za-z][\w-]*")
 # What the linker, the C library or the launcher's own shell acts on, and where programs and files are looked for.
@@ -96,6 +100,24 @@ def gate_problems(ask: pb.GateAsk) -> list[str]:
     if ask.policy and ask.policy not in POLICIES:
         found.append(f"{ask.gate}: {ask.policy!r} is no policy: there are {', '.join(POLICIES)}")
     return found
+
+
+def too_big(plan: pb.Plan, cell: pb.Cell) -> str:
+    """Why a cell does not fit into a run's first frame together with its plan's text; empty when it does."""
+    size = cell.ByteSize() + len(plan.text.encode()) + len(plan.question_json.encode())
+    return f"with the plan's text more than {MAX_PLAN_BYTES} bytes" if size > MAX_PLAN_BYTES else ""
+
+
+def unwatched(asked: pb.WatchdogAsk | pb.Limits, unreadable: Mapping[str, str]) -> dict[str, str]:
+    """Bounds of which a phone cannot read what they are held against, and why: they would never be reached.
+
+    `unreadable` is gates and why they cannot be read.
+    """
+    return {
+        field.name: unreadable[gate]
+        for field, value in asked.ListFields()
+        if value and (gate := _WATCHED.get(field.name, "")) in unreadable
+    }
 
 
 def variable_problem(key: str, value: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from bmoe_proto.asking import MAX_PLAN_BYTES, cell_problems
+from bmoe_proto.asking import ARTIFACT_OF, cell_problems, too_big, unwatched
 from bmoe_proto.contract.flags import BY_SPELLING, read_argv
 from bmoe_proto.gates import GATES
 from bmoe_proto.v1 import telemetry_pb2 as pb
@@ -57,7 +57,7 @@ def check(
     ]
     for cell in kinds.values():
         # What a phone would refuse and nothing here says in the plan's own words.
-        found = _cell(document, cell) or _a_phones(plan, cell)
+        found = _cell(document, cell) or [*cell_problems(cell), *filter(None, [too_big(plan, cell)])]
         errors += [f"cell `{cell.name}`: {why}" for why in found]
         warnings += [f"cell `{cell.name}`: {why}" for why in _doubts(cell)]
         for gate in cell.gates:
@@ -103,10 +103,9 @@ def _cell(document: Document, cell: pb.Cell) -> list[str]:
         if name in AGENTS_OWN:
             errors.append(f"{name} is set from the plan's own keys, not among the flags")
         elif flag.kind == "output":
-            kind = {"--csv": "metrics", "--route-trace": "route", "--compute-trace": "compute", "--io-trace": "io"}.get(
-                name, "compute_layers"
+            errors.append(
+                f'{name} names a path, which only the phone chooses: ask for artifacts = ["{ARTIFACT_OF[name]}"]'
             )
-            errors.append(f'{name} names a path, which only the phone chooses: ask for artifacts = ["{kind}"]')
         elif flag.kind == "info":
             errors.append(f"{name} prints and ends: nothing would run")
         elif flag.kind == "int" and not re.fullmatch(r"-?\d{1,10}", value or ""):
@@ -133,13 +132,6 @@ def _cell(document: Document, cell: pb.Cell) -> list[str]:
     if not cell.model:
         errors.append("no model is named")
     return errors
-
-
-def _a_phones(plan: pb.Plan, cell: pb.Cell) -> list[str]:
-    problems = cell_problems(cell)
-    if cell.ByteSize() + len(plan.text.encode()) + len(plan.question_json.encode()) > MAX_PLAN_BYTES:
-        problems.append(f"with the plan's text more than {MAX_PLAN_BYTES} bytes")
-    return problems
 
 
 def _traced(document: Document, name: str) -> bool:
@@ -316,13 +308,9 @@ def _phone(plan: pb.Plan, kinds: Mapping[str, pb.Cell], phone: pb.StatusReply) -
 
 
 def _unwatched(name: str, where: str, asked: pb.WatchdogAsk | pb.Limits, phone: pb.StatusReply) -> list[str]:
-    """Bounds of which this phone cannot read what they are held against: they would never be reached."""
     return [
-        f"{name}: {where}: {field.name} cannot be watched there: {phone.unreadable[gate]}"
-        for field, value in asked.ListFields()
-        if value
-        and (gate := {"max_cpu_temp_c": "cpu_temp_c", "min_battery_pct": "battery_pct"}.get(field.name, ""))
-        in phone.unreadable
+        f"{name}: {where}: {bound} cannot be watched there: {why}"
+        for bound, why in unwatched(asked, phone.unreadable).items()
     ]
 
 

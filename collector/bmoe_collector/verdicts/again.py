@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from bmoe_proto.asking import ARTIFACT_OF
 from bmoe_proto.contract.flags import OUTPUTS, read_argv
 
 FIRST_LINE = "# Cells that were judged contaminated, to be run again. Check it with `bmoe plan check`."
@@ -24,10 +25,6 @@ CONDITIONS = ("gates", "watchdog")
 KEPT_TABLES = ("watchdog", "limits", "sampling", "prepare")
 _TURN_MS = {"idle_before_ms": "idle_s", "cancel_after_ms": "cancel_after_s"}
 _CELL_KEYS = ("artifacts", "labels", "environment", "preheat_s", "retries")
-_ARTIFACT_FLAGS = {
-    "--csv": "metrics", "--route-trace": "route", "--compute-trace": "compute", "--compute-trace-layers": "compute_layers",
-    "--io-trace": "io",
-}  # fmt: skip
 
 
 def plan_again(runs: Sequence[Mapping[str, Any]], plan_texts: Mapping[str, str], reasons: Mapping[str, str]) -> str:
@@ -158,7 +155,7 @@ def _from_argv(run: Mapping[str, Any]) -> dict[str, Any]:
     artifacts: list[str] = []
     for name, value in told.values.items():
         if name in OUTPUTS:
-            artifacts.append(_ARTIFACT_FLAGS[name])
+            artifacts.append(ARTIFACT_OF[name])
         elif name not in {"--model", "--prompt", "--n-predict", "--progress", "--session"}:
             flags += [name] if value is None else [name, value]
     cell: dict[str, Any] = {"name": f"run {str(run['run_id'])[:8]}"}
