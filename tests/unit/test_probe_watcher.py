@@ -80,13 +80,16 @@ class PlayedShell:
 
 
 class PlayedAdb:
-    """A log without any line."""
+    """A log without any line; when it is `gone` nothing is answered."""
 
     def __init__(self) -> None:
         self.commands: list[str] = []
+        self.gone = False
 
     def shell(self, _transport_id: int, command: str, _timeout_s: float = 1.0) -> bytes:
         self.commands.append(command)
+        if self.gone:
+            raise AdbError("device offline")
         return b"#rc log 0\n#rc kernel 0\n#rc dmesg 0\n"
 
 
@@ -104,9 +107,9 @@ def _played(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def watching(store: Store, agent: PlayedAgent, doing: str = "idle") -> Iterator[tuple[Watcher, PlayedAdb]]:
+def watching(store: Store, agent: PlayedAgent, doing: str = "idle", **more: Any) -> Iterator[tuple[Watcher, PlayedAdb]]:
     adb = PlayedAdb()
-    made = Watcher(records.AGENT, adb, 1, agent, store, doing=doing, pace=PACE)  # type: ignore[arg-type]
+    made = Watcher(records.AGENT, adb, 1, agent, store, doing=doing, pace=PACE, **more)  # type: ignore[arg-type]
     made.start()
     try:
         yield made, adb
@@ -211,6 +214,27 @@ def test_a_killed_run_gets_its_samples_and_one_look_into_the_log(store: Store, t
     stored = load_run(store, record.run_id.hex())
     assert any(sample.source == "host" for sample in stored.samples)
     assert [note.code for note in stored.notes if note.source == "host"] == [rows.SEARCHED]
+
+
+def test_a_run_is_judged_with_its_samples_although_the_link_goes_while_the_log_is_searched(
+    store: Store, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    record = begun()
+    record.add(launched=pb.Launched(pid=4242, start_ticks=1))
+    PlayedShell.uptime_s = record.boot_ns / 1e9
+    with watching(store, PlayedAgent(), "measuring", changed=told.extend) as (made, adb):
+        deliver(store, tmp_path, record)
+        made.poke()
+        wait_for(lambda: count(store) > 0, "a sample")
+        adb.gone = True
+        record.end(exit_code=None, signal=9, ended_by="engine")
+        deliver(store, tmp_path, record)
+        made.run_ended()
+        wait_for(lambda: record.run_id.hex() in told, "word that it is to be judged again")
+    # and should that not come to pass, who drains the phone next finds it
+    unsettled = Ingestor(store, Artifacts(str(tmp_path / "artifacts"))).unsettled(records.AGENT)
+    assert [run.run_id for run in unsettled] == [record.run_id.hex()]
 
 
 def count(store: Store) -> int:

@@ -17,6 +17,7 @@ from bmoe_collector.ingest import ending, finish
 from bmoe_collector.ingest.rebuild import read_again
 from bmoe_collector.probe.reading import HostSample
 from bmoe_collector.store.engine import Store, plain, view, wall_ns
+from bmoe_collector.store.facts import forget_judgement
 from bmoe_collector.store.schema import HOST_SAMPLES, NOTES, RUNS, SEGMENTS
 
 LEAD_NS = 12_000_000_000
@@ -146,6 +147,7 @@ def attach_ended(store: Store, agent_uuid: str) -> list[tuple[int, str]]:
         for run_no, _ in waiting:
             mine = select(HOST_SAMPLES.c.sample_no).where(inside, RUNS.c.run_no == run_no)
             connection.execute(update(HOST_SAMPLES).where(HOST_SAMPLES.c.sample_no.in_(mine)).values(run_no=run_no))
+            forget_judgement(connection, run_no)
     return waiting
 
 
@@ -220,6 +222,7 @@ def decide_again(connection: Connection, run_no: int) -> None:
     values = ending.columns(reader)
     changed = {name: values[name] for name in ("outcome", "cause", "evidence")}
     connection.execute(update(RUNS).where(RUNS.c.run_no == run_no).values(**changed, changed_wall_ns=wall_ns()))
+    forget_judgement(connection, run_no)
 
 
 def note_message(note: HostNote, run_id: str) -> pb.Note:

@@ -379,18 +379,20 @@ class Watcher(threading.Thread):
             return  # searching a log is work for the phone: it waits for the gap between cells
         with self._lock:
             waiting = self._ended
-        changed = {run_id: run_no for run_no, run_id in rows.attach_ended(self._store, self.uuid)}
+        changed = [run_id for _, run_id in rows.attach_ended(self._store, self.uuid)]
         boot_id = self._offset.boot_id if self._offset is not None else ""
-        for run in rows.unsearched(self._store, self.uuid):
-            notes = evidence.search(run, boot_id, self._ask_log)
-            rows.put_notes(self._store, run.run_no, notes)
-            changed[run.run_id] = run.run_no
-            found = [note for note in notes if note.code == rows.KILL]
-            LOG.info("log searched", extra={"phone": self.uuid, "run": run.run_id, "found": len(found)})
-            for note in found:
-                self._tell(run.run_id, note)
-        if changed:
-            self._changed(list(changed))
+        try:
+            for run in rows.unsearched(self._store, self.uuid):
+                notes = evidence.search(run, boot_id, self._ask_log)
+                rows.put_notes(self._store, run.run_no, notes)
+                changed.append(run.run_id)
+                found = [note for note in notes if note.code == rows.KILL]
+                LOG.info("log searched", extra={"phone": self.uuid, "run": run.run_id, "found": len(found)})
+                for note in found:
+                    self._tell(run.run_id, note)
+        finally:  # the link may have gone in mid-search: what was found of others counts all the same
+            if changed:
+                self._changed(list(dict.fromkeys(changed)))
         with self._lock:
             self._ended -= waiting
         self._settled()

@@ -46,6 +46,11 @@ def put(
         connection.execute(insert(VERDICTS), rows)
 
 
+def forget_judgement(connection: Connection, run_no: int) -> None:
+    """More of a run is here than it was judged by. Should nobody get to judging it again now, `Ingestor.unsettled` finds it."""
+    connection.execute(delete(RUN_FACTS).where(RUN_FACTS.c.run_no == run_no))
+
+
 def _fit(value: Any, kind: str) -> Any:
     """The value as its column takes it, None when it cannot."""
     if value is None:
