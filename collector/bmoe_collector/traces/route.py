@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from bmoe_collector.traces.arrays import dense, packed, starts
+from bmoe_collector.traces.arrays import dense, nearest, packed, starts
 from bmoe_collector.traces.cells import CELL, Cells
 from bmoe_collector.traces.read import Selection, Trace, View
 
@@ -259,25 +259,16 @@ def bytes_read(trace: Trace, chosen: Selection) -> View:
         "dense_bytes": sum(dense) if dense else None,
     }
     for phase, name in PHASES.items():
-        taken = steps.filter(pl.col("phase") == phase)["bytes"]
-        if taken.len():
+        taken = np.sort(steps.filter(pl.col("phase") == phase)["bytes"].to_numpy())
+        if len(taken):
             facts[name] = {
-                "steps": taken.len(),
-                "mean": taken.mean(),
-                "p50": observed(taken, 0.5),
-                "p95": observed(taken, 0.95),
-                "max": taken.max(),
+                "steps": len(taken),
+                "mean": int(taken.sum()) / len(taken),
+                "p50": nearest(taken, 0.5),
+                "p95": nearest(taken, 0.95),
+                "max": int(taken[-1]),
             }
     return View("bytes", facts, rows, trace.notes())
-
-
-def observed(values: pl.Series, quantile: float) -> int | float | None:
-    """The nearest-rank percentile: a value that was seen, never one between two."""
-    if not values.len():
-        return None
-    rank = max(1, math.ceil(quantile * values.len()))
-    found: int | float = values.sort()[rank - 1]
-    return found
 
 
 def _named_phase(row: Mapping[str, object]) -> dict[str, object]:
