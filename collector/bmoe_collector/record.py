@@ -14,6 +14,9 @@ from typing import Any
 Value = int | float | str | bool | None
 """What a cell of a row may hold."""
 
+SIMULATED = "a simulated run: nothing here is a measurement of any phone"
+"""What every page about such a run says."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:

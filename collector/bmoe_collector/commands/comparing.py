@@ -159,6 +159,7 @@ def token_costs(store: Store) -> Callable[[str], Sequence[float]]:
 def _sandwich(store: Store, word: str, column: str, cold: int, carry: int, json: bool) -> None:
     from bmoe_collector.compare.sandwich import compare_by
     from bmoe_collector.meaning.derive import derive
+    from bmoe_collector.record import SIMULATED
     from bmoe_collector.store.find import RunNotFoundError, find_run
     from bmoe_collector.store.load import load_run
 
@@ -169,7 +170,7 @@ def _sandwich(store: Store, word: str, column: str, cold: int, carry: int, json:
     except RunNotFoundError as error:
         raise UserError(str(error)) from error
     result = compare_by(record.tokens().columns, column, derive(record).token_costs_ms, cold, carry)
-    notes = ["a simulated run: nothing here is a measurement of any phone"] if record.run.get("simulated") else []
+    notes = [SIMULATED] if record.run.get("simulated") else []
     result = {"run": record.run_id, **result, "notes": notes}
     if json:
         emit(result)

@@ -181,13 +181,14 @@ def _open(
         if joins and columns is None:
             raise UserError(f"{path}: --with-metrics needs --metrics FILE when the trace is a file")
         return open_trace(path, kind), columns, None, ()
-    from bmoe_collector.traces.of_run import run_budget, run_metrics, run_notes, run_trace
+    from bmoe_collector.traces.of_run import budget_of, metrics_of, notes_of, run_named, trace_of
 
     with closing(open_db(db, reads=True)) as store:
-        trace = run_trace(store, subject, kind)
+        run = run_named(store, subject)
+        trace = trace_of(store, run, kind)
         if joins and columns is None:
-            columns = run_metrics(store, subject)
-        return trace, columns, run_budget(store, subject) if budget else None, run_notes(store, subject)
+            columns = metrics_of(run)
+        return trace, columns, budget_of(run) if budget else None, notes_of(run)
 
 
 def _file_columns(path: Path) -> dict[str, list[Any]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bmoe_collector.common import OutsideError, UserError, open_artifacts
-from bmoe_collector.record import RunRecord
+from bmoe_collector.record import SIMULATED, RunRecord
 from bmoe_collector.store.engine import Store
 from bmoe_collector.store.find import RunNotFoundError
 from bmoe_collector.store.load import load_run
@@ -21,7 +21,8 @@ from bmoe_collector.traces.read import Trace, open_trace
 KINDS = {"route": ("route",), "compute": ("compute", "compute_layers"), "io": ("io",)}
 
 
-def _record(store: Store, word: str) -> RunRecord:
+def run_named(store: Store, word: str) -> RunRecord:
+    """The run that a person named. Raises UserError for none."""
     try:
         return load_run(store, word)
     except RunNotFoundError as error:
@@ -29,13 +30,17 @@ def _record(store: Store, word: str) -> RunRecord:
 
 
 def run_trace(store: Store, word: str, kind: str) -> Trace:
+    """`trace_of` the run that a person named."""
+    return trace_of(store, run_named(store, word), kind)
+
+
+def trace_of(store: Store, record: RunRecord, kind: str) -> Trace:
     """The run's trace of a kind.
 
     Raises:
-        UserError: no such run, or it has no such trace.
+        UserError: it has no such trace.
         OutsideError: the artifact is missing or damaged.
     """
-    record = _record(store, word)
     found = next((one for one in record.artifacts if one.kind in KINDS[kind] and one.sha256), None)
     if found is None:
         kinds = ", ".join(sorted({one.kind for one in record.artifacts})) or "none"
@@ -58,24 +63,23 @@ def run_trace(store: Store, word: str, kind: str) -> Trace:
     return open_trace(parquet, kind)
 
 
-def run_budget(store: Store, word: str) -> float | None:
+def budget_of(record: RunRecord) -> float | None:
     """The expert cache the run had in MiB; None where it had none or nobody tells."""
     from bmoe_collector.meaning.derive import derive
 
-    derived = derive(_record(store, word))
+    derived = derive(record)
     size = derived.config.cache_mb if derived.config.cache_mb is not None else derived.cache.budget_mib
     return size or None
 
 
-def run_notes(store: Store, word: str) -> tuple[str, ...]:
+def notes_of(record: RunRecord) -> tuple[str, ...]:
     """What a reader must know of the run itself."""
-    simulated = _record(store, word).run.get("simulated")
-    return ("a simulated run: nothing here is a measurement of any phone",) if simulated else ()
+    return (SIMULATED,) if record.run.get("simulated") else ()
 
 
-def run_metrics(store: Store, word: str) -> dict[str, list[Any]]:
+def metrics_of(record: RunRecord) -> dict[str, list[Any]]:
     """The run's token rows, by contract name."""
-    rows = _record(store, word).tokens()
+    rows = record.tokens()
     if not len(rows):
-        raise UserError(f"{word}: this run has no token rows to join")
+        raise UserError(f"run {record.run_id[:12]} has no token rows to join")
     return {name: list(values) for name, values in rows.columns.items()}
