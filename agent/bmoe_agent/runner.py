@@ -36,9 +36,9 @@ from bmoe_agent.sampling import Observer, Sampler
 from bmoe_agent.session import Session
 from bmoe_agent.spool import SpoolError
 from bmoe_agent.tail import Tail
+from bmoe_agent.watchdog import IN_A_ROW
 
 _PREHEAT_BLOCK = b"\0" * (1 << 20)
-_HOT_READINGS = 3  # in a row, as the watchdog has it: sensors lie once in a while
 
 
 def run_attempt(
@@ -279,7 +279,7 @@ def _preheat(live: Live) -> None:
     for thread in threads:
         thread.start()
     try:
-        while (left := live.cell.preheat_s - (time.monotonic() - began)) > 0 and len(hot) < _HOT_READINGS:
+        while (left := live.cell.preheat_s - (time.monotonic() - began)) > 0 and len(hot) < IN_A_ROW:
             _check_interrupts(live)
             live.context.pause(min(left, 0.5))
             degrees = live.context.gates.read("cpu_temp_c").value if bound else None
@@ -289,7 +289,7 @@ def _preheat(live: Live) -> None:
         for thread in threads:
             thread.join()
     took_s = time.monotonic() - began
-    early = f", and no longer: {hot[-1]:g} °C, the cell's bound is {bound:g} °C" if len(hot) >= _HOT_READINGS else ""
+    early = f", and no longer: {hot[-1]:g} °C, the cell's bound is {bound:g} °C" if len(hot) >= IN_A_ROW else ""
     text = f"{len(threads)} threads kept busy for {took_s:.1f} s{early}"
     live.note("preheat", text, {"threads": len(threads), "s": took_s, "asked_s": live.cell.preheat_s})
 

@@ -26,8 +26,8 @@ GRACE_S = 10.0
 # Busy with nothing: less CPU than this in a second of silence is no sign of work (a spinning poll loop is more, a sleeping one less).
 _CPU_SHARE = 0.02
 _READ_BYTES = 64 * 1024
-# Sensors lie once in a while: a temperature or level must be over its bound at this many readings in a row.
-_CONFIRM = 3
+IN_A_ROW = 3
+"""Sensors lie once in a while: a temperature or level must be over its bound at this many readings in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +209,8 @@ class Watchdog:
             if bound is None or seen is None:
                 continue
             self._over[rule] = self._over[rule] + 1 if (seen > bound if above else seen < bound) else 0
-            if self._over[rule] >= _CONFIRM:
+            if self._over[rule] >= IN_A_ROW:
                 return Verdict(
-                    rule, float(bound), float(seen), unit, detail=f"{_CONFIRM} readings in a row, in {progress.phase}"
+                    rule, float(bound), float(seen), unit, detail=f"{IN_A_ROW} readings in a row, in {progress.phase}"
                 )
         return None

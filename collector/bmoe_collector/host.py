@@ -32,9 +32,8 @@ class PairedPhone:
     uuid: bytes
     secret: bytes
     socket: str
-    places: tuple[
-        str, ...
-    ] = ()  # adb serials, the latest first; "host:port" without a cable; "local:<socket>" on this host
+    places: tuple[str, ...] = ()
+    """adb serials, the latest first; "host:port" without a cable; "local:<socket>" on this host."""
     next_secret: bytes = b""
 
     def __repr__(self) -> str:

@@ -96,7 +96,7 @@ def test_no_number_is_cut_however_narrow_the_terminal(monkeypatch, width):
     for whole in ("55f2e6a1963b", "2026-12-01", "11:02", "1748", "run", "when", "tok/s"):
         assert whole in words
     assert ("ttft" in words, "labels" in words) == ("ttft s" not in left_out, "labels" not in left_out)
-    assert all(part in "".join(words) for part in ("short_run", "simulated"[:9]))
+    assert all(part in "".join(words) for part in ("short_run", "simulated"))
     if width >= 80:
         assert max(map(len, lines)) <= width
 

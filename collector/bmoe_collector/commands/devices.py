@@ -96,7 +96,7 @@ def look(store: Store, host: HostHome, reach: Reach) -> list[dict[str, Any]]:
         sightings, problem = [], str(error)
     if problem:
         say(f"adb: {problem}")
-    given, tagged, called = names.names(store), names.tags(store), names.labels(store)
+    given, tagged, called = names.names(store), names.tags(store), names.called(store)
     found: list[dict[str, Any]] = []
     routes = best_routes(sightings)
     with ThreadPoolExecutor(max(1, min(16, len(routes))), "ask") as pool:

@@ -102,7 +102,7 @@ def unpair(
     store, host = open_db(db), HostHome()
     told = False
     with reach_for(host, store.store_id, [phone] if phone.startswith(LOCAL) else []) as reach:
-        known = names.labels(store)
+        known = names.called(store)
         sightings = [] if keep and not phone.startswith(LOCAL) else reach.sightings()
         uuid = names.find_phone(store, host, phone, sightings)
         if not keep:
@@ -141,7 +141,7 @@ def rotate(
     if json:
         emit({"phone": uuid.hex(), "rotated": True})
     else:
-        named = names.labels(store).get(uuid.hex(), uuid.hex()[:12])
+        named = names.called(store).get(uuid.hex(), uuid.hex()[:12])
         say(f"{named} has a new secret; it is stored here and on the phone only")
 
 

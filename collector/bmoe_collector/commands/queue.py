@@ -38,7 +38,7 @@ def queue(
             raise UserError(f"--remove {prefix}: no plan of that id waits (at least 4 digits)")
         for entry in hits:
             waiting.settle(store, entry.queue_id, "removed", "by hand")
-    given = names.labels(store)
+    given = names.called(store)
     entries = waiting.listing(store, everything=everything)
     if json:
         emit([{name: getattr(entry, name) for name in entry.__slots__} for entry in entries])
@@ -80,7 +80,7 @@ def cancel(
 ) -> None:
     """Stop what a phone runs; the run is recorded as aborted."""
     store, host = open_db(db), HostHome()
-    words, called = device or [], names.labels(store)
+    words, called = device or [], names.called(store)
     answers: list[dict[str, Any]] = []
     with reach_for(host, store.store_id, words) as reach:
         sightings = reach.sightings()

@@ -155,7 +155,7 @@ def _submit(
     """Hand the plan over where a phone answers, queue it where none does; `stays`: this host looks after the cells too."""
     sent: list[bytes] = []
     queued: list[str] = []
-    called = names.labels(store)
+    called = names.called(store)
     for uuid in uuids:
         why, named = "away", called.get(uuid.hex(), uuid.hex()[:12])
         for route in routes.get(uuid, []):
@@ -191,7 +191,7 @@ def _follow(
     """Drain the phones (or watch another collector do it) until the plan has ended and is stored."""
     collector = Collector(store, open_ingestor(store), reach, only=uuids)
     follower = follow.PlanFollower(store, reach, collector, plan.plan_id, uuids)
-    given = names.labels(store)
+    given = names.called(store)
     collector.start()
     try:
         with Progress(quiet).on() as progress:
@@ -231,7 +231,7 @@ def show(store: Store, outcome: dict[str, Any], db: str | None) -> None:
     from bmoe_collector.show.console import console
     from bmoe_collector.show.safe import escape
 
-    given = names.labels(store)
+    given = names.called(store)
     rates = {cell.run_id: cell.tok_s for cell in follow.cells(store, outcome["plan"])}
     table = Table("run", "phone", "cell", "attempt", "outcome", "tok/s", box=None)
     for run_ in outcome["runs"]:

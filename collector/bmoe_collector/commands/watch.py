@@ -44,7 +44,7 @@ def watch(
     if every < 1:
         raise UserError("--every: at least one second; a phone that is measured should be left alone")
     store, host = open_db(db), HostHome()
-    called = names.labels(store)
+    called = names.called(store)
     with reach_for(host, store.store_id, device or []) as reach, _Watcher(reach, called) as watcher:
         if json or once or not sys.stdout.isatty():
             while True:

@@ -52,7 +52,7 @@ def known_devices(store: Store) -> dict[str, dict[str, Any]]:
         return {row.agent_uuid: dict(row._mapping) for row in connection.execute(select(DEVICES))}  # noqa: SLF001 - SQLAlchemy's public name
 
 
-def labels(store: Store) -> dict[str, str]:
+def called(store: Store) -> dict[str, str]:
     """What to call a phone, by uuid: the name people gave it, else its own; a phone without either is not there."""
     own = {uuid: str((row.get("facts") or {}).get("name") or "") for uuid, row in known_devices(store).items()}
     return {uuid: name for uuid, name in own.items() if name} | names(store)
@@ -99,8 +99,8 @@ def find_phone(store: Store, host: HostHome, word: str, sightings: Sequence[Sigh
         raise UserError(f"{word!r} means {len(hits)} phones: {', '.join(sorted(uuid[:12] for uuid in hits))}")
     if any(sighting.where == word for sighting in sightings):
         raise UserError(f"{word}: not paired: `bmoe pair {word}`")
-    called = labels(store)
-    known = sorted(f"{called[uuid]} ({uuid[:12]})" if uuid in called else uuid[:12] for uuid in uuids)
+    known_as = called(store)
+    known = sorted(f"{known_as[uuid]} ({uuid[:12]})" if uuid in known_as else uuid[:12] for uuid in uuids)
     raise UserError(f"no phone {word!r} is known here; known: {', '.join(known) or 'none, `bmoe pair` adds one'}")
 
 

@@ -106,7 +106,7 @@ class Together:
             with self._begin() as connection:
                 for asked in self._until_late():
                     done.append(asked)
-                    _savely(connection, asked)
+                    _safely(connection, asked)
         except BaseException as error:
             # nothing of it is committed, whatever each had found
             for asked in done or [own]:
@@ -136,7 +136,7 @@ class Together:
                 return
 
 
-def _savely(connection: Connection, asked: _Asked) -> None:
+def _safely(connection: Connection, asked: _Asked) -> None:
     """Do one work so that what it raises leaves the others' standing."""
     connection.exec_driver_sql("SAVEPOINT one")
     try:
