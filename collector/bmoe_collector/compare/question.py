@@ -21,7 +21,8 @@ from typing import Any
 from sqlalchemy import select
 
 from bmoe_collector.common import UserError
-from bmoe_collector.compare.answer import PRIMARY, Answer, TokenCosts, compare
+from bmoe_collector.compare.answer import Answer, compare
+from bmoe_collector.compare.metrics import PRIMARY, TokenCosts
 from bmoe_collector.compare.sides import ComparedRun, Side, find_side, namesakes, plan_id_of
 from bmoe_collector.compare.statistics import LEVEL, holm
 from bmoe_collector.query.fields import compile_where

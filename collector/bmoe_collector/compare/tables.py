@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bmoe_collector.compare.answer import SPEED, Answer, Metric
+from bmoe_collector.compare.answer import Answer
+from bmoe_collector.compare.metrics import SPEED, Metric
 from bmoe_collector.show.console import console
 from bmoe_collector.show.safe import escape
 
