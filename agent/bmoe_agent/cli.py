@@ -122,7 +122,9 @@ def _parser() -> argparse.ArgumentParser:
 def _init(arguments: argparse.Namespace) -> int:
     from bmoe_proto import proof
 
-    done = config.init(
+    from bmoe_agent.initialise import init
+
+    done = init(
         config.home_directory(arguments.home),
         engines=arguments.engine,
         models=arguments.models,

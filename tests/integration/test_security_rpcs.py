@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from bmoe_agent import config
+from bmoe_agent import config, initialise
 from bmoe_agent.supervisor import Supervisor
 from bmoe_proto import calls, proof
 from bmoe_proto.asking import cell_problems
@@ -101,7 +101,7 @@ def agent():
     engine = folder / "engine"
     engine.write_text("#!/bin/sh\nexit 3\n")
     engine.chmod(0o755)
-    config.init(home, engines=[str(engine)], models=[str(models)], socket_name=f"bmoe-test-{os.urandom(6).hex()}")
+    initialise.init(home, engines=[str(engine)], models=[str(models)], socket_name=f"bmoe-test-{os.urandom(6).hex()}")
     config.keep_for_store(home, STORE)
     with Supervisor(home) as made:
         make_run(made.context.spool, RUN, artifacts={"metrics.csv": b"x" * 1000})

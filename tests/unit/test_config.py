@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from bmoe_agent import config
+from bmoe_agent import config, initialise
 
 pytestmark = pytest.mark.agent
 
@@ -21,11 +21,11 @@ def engine(tmp_path: Path) -> Path:
 def test_init_makes_an_identity_once(tmp_path: Path, engine: Path) -> None:
     home = tmp_path / "home"
     (tmp_path / "models").mkdir()
-    first = config.init(home, engines=[str(engine)], models=[str(tmp_path / "models")], name='Tür "7"')
+    first = initialise.init(home, engines=[str(engine)], models=[str(tmp_path / "models")], name='Tür "7"')
     assert first.secret == first.config.secret
     assert stat.S_IMODE((home / "secret").stat().st_mode) == 0o600
     assert first.config.socket == f"bmoe-agent-{first.config.uuid.hex()[:12]}"
-    second = config.init(home, engines=[f"other={engine}"])
+    second = initialise.init(home, engines=[f"other={engine}"])
     assert second.secret is None
     assert (second.config.uuid, second.config.secret) == (first.config.uuid, first.config.secret)
     assert second.config.name == 'Tür "7"'
@@ -35,16 +35,16 @@ def test_init_makes_an_identity_once(tmp_path: Path, engine: Path) -> None:
 
 def test_init_again_without_changes_keeps_the_file_as_it_is(tmp_path: Path, engine: Path) -> None:
     home = tmp_path / "home"
-    config.init(home, engines=[str(engine)])
+    initialise.init(home, engines=[str(engine)])
     text = "# my notes\n" + (home / "config.toml").read_text()
     (home / "config.toml").write_text(text)
-    assert config.init(home, engines=[str(engine)]).changed == ()
+    assert initialise.init(home, engines=[str(engine)]).changed == ()
     assert (home / "config.toml").read_text() == text
 
 
 def test_secret_and_store_are_replaced_durably(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    config.init(home)
+    initialise.init(home)
     config.replace_secret(home, b"\7" * 32)
     config.keep_for_store(home, b"\1" * 16)
     again = config.load(home)
@@ -70,21 +70,21 @@ def test_secret_and_store_are_replaced_durably(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, complaint: str) -> None:
     home = tmp_path / "home"
-    config.init(home)
+    initialise.init(home)
     (home / "config.toml").write_text(text)
     with pytest.raises(config.ConfigError, match=complaint):
         config.load(home)
     with pytest.raises(config.ConfigError):
-        config.init(home, name="new")
+        initialise.init(home, name="new")
     assert (home / "config.toml").read_text() == text
 
 
 def test_a_damaged_secret_is_not_replaced(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    config.init(home)
+    initialise.init(home)
     (home / "secret").write_text("abc\n")
     with pytest.raises(config.ConfigError, match="secret"):
-        config.init(home)
+        initialise.init(home)
     assert (home / "secret").read_text() == "abc\n"
 
 
@@ -94,7 +94,7 @@ def test_models_are_found_inside_their_directories_only(tmp_path: Path) -> None:
     for name in ("a.gguf", "sub/b.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "notes.txt"):
         (models / name).touch()
     (tmp_path / "outside.gguf").touch()
-    settings = config.init(tmp_path / "home", models=[str(models)]).config
+    settings = initialise.init(tmp_path / "home", models=[str(models)]).config
     assert settings.models() == ["a.gguf", "big-00001-of-00002.gguf", "sub/b.gguf"]
     assert settings.model("a") == settings.model("a.gguf") == models / "a.gguf"
     assert settings.model("sub/b") == models / "sub/b.gguf"
@@ -106,11 +106,11 @@ def test_models_are_found_inside_their_directories_only(tmp_path: Path) -> None:
 def test_init_refuses_what_cannot_be_run(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("x")
     with pytest.raises(config.ConfigError, match="not an executable"):
-        config.init(tmp_path / "home", engines=[str(tmp_path / "data")])
+        initialise.init(tmp_path / "home", engines=[str(tmp_path / "data")])
     with pytest.raises(config.ConfigError, match="not a directory"):
-        config.init(tmp_path / "home", models=[str(tmp_path / "data")])
+        initialise.init(tmp_path / "home", models=[str(tmp_path / "data")])
     with pytest.raises(config.ConfigError, match="socket"):
-        config.init(tmp_path / "home", socket_name="../x")
+        initialise.init(tmp_path / "home", socket_name="../x")
     assert not (tmp_path / "home").exists()  # no secret that was never shown
 
 
@@ -123,23 +123,23 @@ def test_a_secret_is_only_there_once_it_could_be_shown(tmp_path: Path, monkeypat
             raise OSError(28, "No space left on device")
         write(path, text)
 
-    monkeypatch.setattr(config, "write_private", no_room)
+    monkeypatch.setattr(initialise, "write_private", no_room)
     with pytest.raises(OSError, match="No space"):
-        config.init(home)
+        initialise.init(home)
     assert not (home / "secret").exists()
-    monkeypatch.setattr(config, "write_private", write)
-    done = config.init(home)
+    monkeypatch.setattr(initialise, "write_private", write)
+    done = initialise.init(home)
     assert done.secret is not None
     assert done.secret == config.load(home).secret
 
 
 def test_of_many_at_once_one_makes_the_identity_and_shows_its_secret(tmp_path: Path, engine: Path) -> None:
     home, start = tmp_path / "home", threading.Barrier(6)
-    done: list[config.Initialised] = []
+    done: list[initialise.Initialised] = []
 
     def init(number: int) -> None:
         start.wait(30)
-        done.append(config.init(home, engines=[f"e{number}={engine}"]))
+        done.append(initialise.init(home, engines=[f"e{number}={engine}"]))
 
     threads = [threading.Thread(target=init, args=(number,)) for number in range(6)]
     for thread in threads:

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from bmoe_agent import config
+from bmoe_agent import initialise
 from bmoe_agent.doctor import cli, elf
 from bmoe_agent.doctor.check import run
 from bmoe_agent.doctor.files import Files, mount_of, mounts
@@ -181,7 +181,7 @@ def home(tmp_path):
     machine = {"x86_64": 62, "aarch64": 183}.get(os.uname().machine, 0)
     engine.write_bytes(program(needed=("libc++_shared.so",), machine=machine))
     engine.chmod(0o755)
-    config.init(tmp_path / "home", engines=[str(engine)], models=[str(models)])
+    initialise.init(tmp_path / "home", engines=[str(engine)], models=[str(models)])
     return tmp_path / "home"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bmoe_agent import config, night
+from bmoe_agent import config, initialise, night
 from bmoe_agent.serve.port import Measuring
 from bmoe_agent.spool import RunSummary
 from bmoe_agent.supervisor import Supervisor
@@ -150,7 +150,7 @@ def test_what_cannot_be_watched_here_is_said_when_the_plan_is_handed_in() -> Non
 
 
 def test_a_speed_probe_is_a_measurement_too(tmp_path: Path) -> None:
-    config.init(tmp_path / "home")
+    initialise.init(tmp_path / "home")
     supervisor = Supervisor(tmp_path / "home", serve=False)
     try:
         assert supervisor.measuring() is None
@@ -166,7 +166,7 @@ def test_a_speed_probe_is_a_measurement_too(tmp_path: Path) -> None:
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Supervisor]:
     """An agent that does not serve and whose night has not begun."""
-    config.init(tmp_path / "home")
+    initialise.init(tmp_path / "home")
     made = Supervisor(tmp_path / "home", serve=False)
     yield made
     made.stop()
@@ -237,7 +237,7 @@ def test_a_plan_that_is_torn_is_left_out_and_stops_no_other(agent: Supervisor) -
 
 def test_an_agent_that_is_stopped_while_it_records_what_a_limit_left_unrun_goes_on_later(tmp_path: Path) -> None:
     """Ten thousand cells take minutes, and nobody waits minutes for an agent to stop."""
-    config.init(tmp_path / "home")
+    initialise.init(tmp_path / "home")
     agent = Supervisor(tmp_path / "home", serve=False)
     agent.submit(many(2000))
     agent.start()
