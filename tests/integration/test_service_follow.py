@@ -4,7 +4,6 @@ import contextlib
 import glob
 import itertools
 import os
-import secrets
 import threading
 import time
 
@@ -15,6 +14,7 @@ from bmoe_agent.serve.service import MAX_FOLLOWERS
 from bmoe_agent.spool import Spool
 from bmoe_proto import calls, framing
 from bmoe_proto.v1 import telemetry_pb2 as pb
+from support.agents import wait_for
 from support.service import STORE, Asking, make_run, relay, served
 
 pytestmark = pytest.mark.agent
@@ -68,13 +68,6 @@ def on_disk(agent, run_id=RUN):
     return found
 
 
-def wait_until(condition, what):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
 class TestDraining:
     def test_the_files_bytes_come_as_they_are_oldest_run_first_then_the_end(self, agent, client):
         make_run(agent.spool, SECOND, started_wall_ns=2, artifacts={"metrics.csv": b"rows"})
@@ -122,9 +115,9 @@ class TestDraining:
         refused = client.acknowledge_artifact(RUN, facts.name, b"?" * 32)
         assert (refused.accepted, "fetch it again" in refused.why) == (False, True)
         assert not client.listing().runs[0].acknowledged
-        wait_until(lambda: agent.spool.backlog_bytes() == 0, "the cursor was acknowledged")
+        wait_for(lambda: agent.spool.backlog_bytes() == 0, "the cursor was acknowledged")
         assert client.acknowledge_artifact(RUN, facts.name, facts.sha256).accepted
-        wait_until(lambda: not agent.spool.runs(), "the run is deleted")
+        wait_for(lambda: not agent.spool.runs(), "the run is deleted")
         (listed,) = client.listing().runs
         assert (listed.run_id, listed.acknowledged, listed.ended, listed.outcome) == (RUN, True, True, "ok")
         # the stream is alive, and another reader finds nothing
@@ -172,8 +165,6 @@ class TestDraining:
         assert any(frame.HasField("run_ended") for frame in frames)
         assert os.path.exists(path.removesuffix(".seg") + ".damaged")
 
-
-class TestLive:
     def test_a_file_that_cannot_be_read_any_more_keeps_no_other_waiting(self, agent, client):
         """A bad block of the flash: the system says EIO to whoever reads, here EISDIR."""
         for run_id in (RUN, SECOND):
@@ -193,6 +184,8 @@ class TestLive:
         # and an agent that starts serves the rest
         assert Spool(agent.spool.root, 1 << 30).runs() == [SECOND]
 
+
+class TestLive:
     def test_frames_of_an_open_run_come_as_they_are_written(self, agent, client):
         writer = make_run(agent.spool, RUN, outputs=0, end=False)
         replies = client.follow(Asking())
@@ -305,7 +298,7 @@ class TestWhileACellIsMeasured:
         agent.supervisor.cell = None
         writer.seal()
         until_drained(replies)
-        wait_until(lambda: RUN not in agent.spool.runs(), "the acknowledged run is deleted between cells")
+        wait_for(lambda: RUN not in agent.spool.runs(), "the acknowledged run is deleted between cells")
 
     def test_nothing_at_all_comes_while_the_phone_itself_is_measured_for_a_moment(self, agent, client):
         agent.supervisor.cell = Measuring(b"")
@@ -359,7 +352,7 @@ class TestReaders:
             next(client.follow(Asking()))
         assert client.status().state == "idle"
         streams.pop().cancel()
-        wait_until(lambda: len(agent.server.service._followers) < MAX_FOLLOWERS, "a cancelled reader's place is free")
+        wait_for(lambda: len(agent.server.service._followers) < MAX_FOLLOWERS, "a cancelled reader's place is free")
         assert next(client.follow(Asking())).HasField("batch")
 
     def test_readers_that_vanish_leave_nothing_behind(self, agent):
@@ -371,8 +364,8 @@ class TestReaders:
             with agent.client() as gone:
                 next(gone.follow(asking))
             asking.close()
-            wait_until(lambda: not agent.server.service._followers, "the stream of a gone reader ends")
-        wait_until(lambda: not readers(), "their threads end")
+            wait_for(lambda: not agent.server.service._followers, "the stream of a gone reader ends")
+        wait_for(lambda: not readers(), "their threads end")
 
     def test_a_stream_that_does_not_begin_with_open_is_refused(self, client):
         with pytest.raises(calls.Refused, match="begins with"):
@@ -418,54 +411,6 @@ class TestAFrozenPhone:
             time.sleep(75)  # several pings of each side, which a server that is not told would call too many
             make_run(agent.spool, RUN)
             assert next(replies).HasField("batch")
-
-
-class TestFiles:
-    def test_by_offset(self, agent, client):
-        data = os.urandom(700_000)
-        make_run(agent.spool, RUN, artifacts={"route.csv": data, "empty": b""})
-        for offset in (0, 1, 300_000, 699_999):
-            chunks = list(client.fetch(RUN, "route.csv", offset))
-            assert b"".join(chunk.data for chunk in chunks) == data[offset:]
-            assert [chunk.offset for chunk in chunks] == [
-                offset + sum(len(earlier.data) for earlier in chunks[:at]) for at in range(len(chunks))
-            ]
-            assert {chunk.size for chunk in chunks} == {len(data)}
-        for name, offset in [("route.csv", 700_000), ("empty", 0)]:
-            assert b"".join(chunk.data for chunk in client.fetch(RUN, name, offset)) == b""
-
-    def test_what_was_added_to_a_file_since_is_not_given_and_one_cut_short_is_told(self, agent, client):
-        """A process that the engine left behind may still write; the record names the bytes that were there."""
-        data = os.urandom(300_000)
-        make_run(agent.spool, RUN, artifacts={"grows.csv": data, "shrinks.csv": data})
-        folder = agent.spool.files_directory(RUN)
-        with open(os.path.join(folder, "grows.csv"), "ab") as file:
-            file.write(b"more" * 100_000)
-        os.truncate(os.path.join(folder, "shrinks.csv"), 5)
-        for offset in (0, 299_999, 300_000):
-            chunks = list(client.fetch(RUN, "grows.csv", offset))
-            assert b"".join(chunk.data for chunk in chunks) == data[offset:]
-            assert {chunk.size for chunk in chunks} == {len(data)}
-        with pytest.raises(calls.Refused, match="5 bytes are left of the 300000"):
-            list(client.fetch(RUN, "shrinks.csv"))
-
-    def test_only_what_the_runs_end_names(self, agent, client, tmp_path):
-        make_run(agent.spool, RUN, artifacts={"m": b"x"})
-        files = agent.spool.files_directory(RUN)
-        with open(os.path.join(files, "unnamed"), "wb") as file:
-            file.write(b"private")
-        for name in ("unnamed", "../acks.json", "/etc/passwd", "", "m\0"):
-            with pytest.raises(calls.Refused, match="no file"):
-                next(client.fetch(RUN, name))
-        with pytest.raises(calls.Refused, match="no file"):
-            next(client.fetch(secrets.token_bytes(16), "m"))
-        os.unlink(os.path.join(files, "m"))
-        os.symlink("/etc/passwd", os.path.join(files, "m"))
-        with pytest.raises(calls.Refused, match="m:"):
-            next(client.fetch(RUN, "m"))
-        os.unlink(os.path.join(files, "m"))
-        with pytest.raises(calls.Refused, match="No such file"):
-            next(client.fetch(RUN, "m"))
 
 
 def test_a_block_beyond_grpcs_usual_limit_comes_through(agent, client):
