@@ -23,6 +23,7 @@ from bmoe_agent.spool import acks as acks_file
 from bmoe_agent.spool import index, layout
 from bmoe_agent.spool.index import Run
 from bmoe_agent.spool.layout import Segment, SpoolError
+from bmoe_agent.spool.reading import Chunk, read_blocks
 from bmoe_agent.spool.recovery import Predecessors, look_back, mend
 from bmoe_agent.spool.room import Disk, Room
 from bmoe_agent.spool.summary import RunSummary, read_ledger, write_ledger
@@ -36,22 +37,6 @@ class Who:
     agent_uuid: bytes = b""
     boot_id: str = ""
     agent_version: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Whole blocks of one segment, from `offset` to `next_offset`.
-
-    `finished`: the segment holds nothing behind them and never will. `damage`: what lies behind them is not a block.
-    """
-
-    run_id: bytes
-    segment: bytes
-    offset: int
-    data: bytes
-    next_offset: int
-    finished: bool
-    damage: str = ""
 
 
 def boot_now_ns() -> int:
@@ -282,7 +267,7 @@ class Spool:
         """Whole blocks of a segment from `offset`, at least one if there is one, else at most `max_bytes`.
 
         An offset behind the end, as a store has that was served before the phone lost power, reads as nothing more.
-        Raises KeyError for a run or segment that is not here.
+        Raises KeyError for a run or segment that is not here, OSError for flash that cannot be read.
         """
         with self._changed:
             run = self._runs[run_id]
@@ -291,19 +276,7 @@ class Spool:
                 raise KeyError(segment)
             live = run.writer is not None and run.writer.segment is place
             end = place.end
-        wanted = max(min(max(max_bytes, framing.HEADER_BYTES), end - offset), 0)
-        data = layout.read_at(place.path, offset, wanted) if wanted else b""
-        if data:
-            length = framing.peek_length(data[: framing.HEADER_BYTES])
-            if length is not None and len(data) < length <= end - offset:
-                data = layout.read_at(place.path, offset, length)
-        good, reason = framing.split_torn(data)
-        at_end = offset + len(data) >= end
-        cut_by_us = not at_end and good > 0
-        damage = "" if good == len(data) or cut_by_us else reason
-        next_offset = offset + good
-        finished = not live and not damage and next_offset >= end
-        return Chunk(run_id, segment, offset, data[:good], next_offset, finished, damage)
+        return read_blocks(run_id, place, end, offset, max_bytes, live=live)
 
     def frames(self, run_id: bytes) -> Iterator[pb.Frame]:
         """Every readable frame of a run in order; what is pending in a writer is not among them."""
