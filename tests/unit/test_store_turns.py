@@ -1,6 +1,7 @@
 """Writers of one process: in the order of asking, and committed together where they wait for each other."""
 
 import contextlib
+import signal
 import threading
 
 import pytest
@@ -87,6 +88,38 @@ def test_several_places_are_all_used_and_all_given_back(store):
             thread.join(20)  # through the one place that is free
     assert order == [0, 1, 2, 3, 4]
     assert turn._free == 3
+
+
+def test_who_is_interrupted_while_it_waits_takes_no_place_with_it():
+    """Ctrl-C in the thread that gets it; the place must not go to one who does not wait any more."""
+    turn, order = Turn(), []
+
+    def interrupt():
+        wait_for(lambda: turn._waiting, "it waits", 20)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    held, let_go = threading.Event(), threading.Event()
+
+    def hold():
+        with turn.taken():
+            held.set()
+            let_go.wait(60)
+
+    threads = [threading.Thread(target=hold), threading.Thread(target=interrupt)]
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    try:
+        threads[0].start()
+        assert held.wait(60)
+        threads[1].start()
+        with pytest.raises(KeyboardInterrupt), turn.taken():
+            order.append("never")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        let_go.set()
+    for thread in threads:
+        thread.join(20)
+    assert order == []
+    assert (turn._free, len(turn._waiting)) == (1, 0)
 
 
 def test_what_waits_is_committed_at_once(store):

@@ -46,17 +46,25 @@ class Turn:
                 mine = threading.Lock()
                 mine.acquire()
                 (self._urgent if urgent else self._waiting).append(mine)
-        if mine is not None:
-            mine.acquire()
         try:
+            if mine is not None:
+                mine.acquire()
             yield
         finally:
-            with self._lock:
-                waiting = self._urgent or self._waiting
-                if waiting:
-                    waiting.popleft().release()
-                else:
-                    self._free += 1
+            self._give_back(mine)
+
+    def _give_back(self, mine: threading.Lock | None) -> None:
+        """Hand a place on; who was interrupted while it waited (Ctrl-C) has none, and waits no more."""
+        with self._lock:
+            for queue in (self._urgent, self._waiting):
+                if mine is not None and mine in queue:
+                    queue.remove(mine)
+                    return
+            waiting = self._urgent or self._waiting
+            if waiting:
+                waiting.popleft().release()
+            else:
+                self._free += 1
 
 
 @dataclass(slots=True)
