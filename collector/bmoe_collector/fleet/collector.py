@@ -80,7 +80,7 @@ class Collector:
         self._stopping = threading.Event()
         self._looked = threading.Event()
         self._thread: threading.Thread | None = None
-        self.adb_problem = ""
+        self._problem = ""  # why the newest look saw less than there is
 
     def start(self) -> None:
         """Run in a thread."""
@@ -157,23 +157,22 @@ class Collector:
 
     def _look(self) -> None:
         try:
-            self._look_around()
+            problem = self._look_around()
         except (BmoeError, OSError) as error:
             # This host's own files, say: phones that are being drained are drained on, and it is looked again.
-            if str(error) != self.adb_problem:
-                LOG.warning("look", extra={"detail": str(error)})
-            self.adb_problem = str(error)
+            problem = str(error)
+        if problem and problem != self._problem:
+            LOG.warning("look", extra={"detail": problem})
+        self._problem = problem
         self._looked.set()
 
-    def _look_around(self) -> None:
+    def _look_around(self) -> str:
+        """Give each phone its ways; returns why adb shows none, empty when it does."""
         try:
             sightings = self._reach.sightings()
             problem = self._reach.adb_problem
         except AdbError as error:
             sightings, problem = [], str(error)
-        if problem and problem != self.adb_problem:
-            LOG.warning("adb", extra={"detail": problem})
-        self.adb_problem = problem
         routes = best_routes(sightings)
         for uuid, ways in routes.items():
             if self._only is None or uuid in self._only:
@@ -183,6 +182,7 @@ class Collector:
                 drainer.set_routes([])
                 self._why_away(uuid, sightings)
         self._call_addresses(sightings)
+        return problem
 
     def _why_away(self, uuid: bytes, sightings: list[Sighting]) -> None:
         """A phone adb still lists has a better word than `away`."""
