@@ -72,7 +72,7 @@ class Engine:
         self.timing = Timing(self.model, options, settings)
         self.sinks = Sinks(self.model, options, settings, copies)
         self.memory = Memory()
-        self.burner = Burner(options.threads, settings.burn_mib) if settings.burn else None
+        self.burner = Burner(options.threads, settings.burn_mib, pin=settings.pin) if settings.burn else None
         self.turn = 0
         self.token = 0  # of the process, for faults
         self._decodes = 0

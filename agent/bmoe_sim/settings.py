@@ -16,6 +16,7 @@ Comes in: a comma list of `key=value` (a value may be percent-encoded: `%2C` is 
     majflt=F            mean major faults a token                                      0
     burn=0|1            really compute on -t threads; wall and CPU time are measured   0
     burn_mib=F          MiB each thread hashes for a token                             8
+    pin=0|1             each computing thread stays on a processor of its own          0
     arms=N              a patched engine: two settings alternate every N tokens of the process, told in columns of its
                         own, `arm` and `tokens_since_switch`, with a preamble key `arm_block` and a line `arms:`
     arm_effect=F        what a token's compute is multiplied by in arm 1                0.95
@@ -75,6 +76,7 @@ class Settings:
     majflt: float = 0.0
     burn: bool = False
     burn_mib: float = 8.0
+    pin: bool = False
     arms: int = 0
     arm_effect: float = 0.95
     hook: bool = True
@@ -138,7 +140,7 @@ def parse(text: str) -> Settings:
                 setattr(out, key, _positive(word))
             elif key in {"load_s", "prefill_s", "noise", "majflt"}:
                 setattr(out, key, max(0.0, float(word)))
-            elif key in {"burn", "hook", "device_idle"}:
+            elif key in {"burn", "pin", "hook", "device_idle"}:
                 setattr(out, key, _flag(word))
             elif key in {"think_ctl", "copy"}:
                 setattr(out, key, word)

@@ -5,10 +5,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 from bmoe_sim import model as models
 from bmoe_sim.argv import Options, RefusedError, known_flags, parse, usage
+from bmoe_sim.burn import Burner
 from bmoe_sim.makemodel import make_model
 from bmoe_sim.requests import parse as parse_request
 from bmoe_sim.router import Router
@@ -171,3 +173,22 @@ def test_starting_imports_neither_grpc_nor_protobuf():
     )
     env = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     subprocess.run([sys.executable, "-S", "-c", code], env=env, timeout=60, check=True)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor is every thread's own")
+def test_pinned_threads_have_a_processor_each():
+    places = []
+
+    def compute():
+        burner = Burner(2, 0.1, pin=True)
+        burner.token()
+        others = [thread.native_id for thread in threading.enumerate() if thread.name == "compute-1"]
+        places.extend(os.sched_getaffinity(each) for each in (0, others[-1]))
+
+    everywhere = os.sched_getaffinity(0)
+    thread = threading.Thread(target=compute)
+    thread.start()
+    thread.join()
+    assert [len(place) for place in places] == [1, 1]
+    assert places[0] != places[1]
+    assert os.sched_getaffinity(0) == everywhere
