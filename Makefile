@@ -1,6 +1,8 @@
 # Every target sets up what it needs by itself: a virtual environment in .venv, Debian packages where
 # they are needed and this is Debian with root, nothing elsewhere.
 SHELL := /bin/bash
+# Tests start hundreds of processes; none should compile all of the project again.
+unexport PYTHONDONTWRITEBYTECODE
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
@@ -11,7 +13,7 @@ JOBS ?= 3
 SECONDS_PER_TARGET ?= 60
 FIRST ?= 1
 COUNT ?= 300
-PLAYS ?= 2
+PLAYS ?= 4
 SCALE ?= 0.2
 BENCH ?=
 

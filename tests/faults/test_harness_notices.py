@@ -160,7 +160,7 @@ def _columns(played: Played) -> list[str]:
 
 
 LEAKER = """
-import os, socket, sys, threading
+import os, socket, sqlite3, sys, threading
 held = []
 for word in sys.stdin:
     word = word.strip()
@@ -171,6 +171,10 @@ for word in sys.stdin:
             threading.Thread(target=threading.Event().wait, daemon=True).start()
     elif word == "memory":
         held.append(os.urandom(200 << 20))
+    elif word == "connections":
+        held += [sqlite3.connect(sys.argv[1]) for _ in range(5)]
+        for connection in held:
+            connection.execute("create table if not exists t (x)")
     print("done", flush=True)
 """
 
@@ -194,6 +198,24 @@ def test_what_a_process_holds_too_much_is_named(what, named):
         wait_for(lambda: leaks.beyond(before, leaks.look(process.pid), leaks.COLLECTOR), "the leak to show", 20)
         (found,) = leaks.beyond(before, leaks.look(process.pid), leaks.COLLECTOR)
         assert found.startswith(named)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_more_connections_than_a_pool_keeps_are_named_and_no_others(tmp_path):
+    database = SqliteDatabase(tmp_path)
+    command = [sys.executable, "-c", LEAKER, str(database.path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        before = leaks.look(process.pid, database)
+        for expected in (5, 10):
+            process.stdin.write("connections\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "done\n"
+            after = leaks.look(process.pid, database)
+            assert (after.connections, after.descriptors) == (expected, before.descriptors)
+            assert bool(leaks.beyond(before, after, leaks.COLLECTOR)) is (expected > 5)
     finally:
         process.kill()
         process.communicate()

@@ -47,6 +47,43 @@ def _unprivileged() -> dict[str, int]:
     raise RuntimeError("tests run as root and there is no user postgres or nobody to run PostgreSQL as")
 
 
+def initialise(data: str | os.PathLike[str]) -> None:
+    """Make the data directory of a server; raises RuntimeError with what initdb says."""
+    found = binaries()
+    assert found is not None
+    as_user = _unprivileged()
+    os.makedirs(data, exist_ok=True)
+    if as_user:
+        os.chown(data, as_user["user"], as_user["group"])
+    folder = os.path.dirname(data)
+    made = subprocess.run(
+        [
+            f"{found}/initdb",
+            "-D",
+            data,
+            "-U",
+            "bmoe",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--no-sync",
+            "--no-instructions",
+        ],
+        capture_output=True,
+        env=_environment(folder),
+        cwd=folder,
+        check=False,
+        **as_user,
+    )
+    if made.returncode:
+        raise RuntimeError(f"initdb failed: {made.stderr.decode(errors='replace')}")
+
+
+def _environment(folder: str) -> dict[str, str]:
+    return {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8", "HOME": folder}
+
+
 @dataclass
 class Server:
     """A running server; `url(database)` is an SQLAlchemy URL."""
@@ -56,38 +93,15 @@ class Server:
 
     @classmethod
     def start(cls, folder: str, *, durable: bool = False) -> Server:
-        """Initialise and start; raises RuntimeError with the server's own log when it does not come up."""
+        """Start on `folder`/data, which is initialised unless it was; raises RuntimeError with the server's own log."""
         found = binaries()
         assert found is not None
         as_user = _unprivileged()
         data = os.path.join(folder, "data")
-        os.makedirs(data, exist_ok=True)
         if as_user:
             os.chown(folder, as_user["user"], as_user["group"])
-            os.chown(data, as_user["user"], as_user["group"])
-        environment = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8", "HOME": folder}
-        made = subprocess.run(
-            [
-                f"{found}/initdb",
-                "-D",
-                data,
-                "-U",
-                "bmoe",
-                "-A",
-                "trust",
-                "-E",
-                "UTF8",
-                "--no-sync",
-                "--no-instructions",
-            ],
-            capture_output=True,
-            env=environment,
-            cwd=folder,
-            check=False,
-            **as_user,
-        )
-        if made.returncode:
-            raise RuntimeError(f"initdb failed: {made.stderr.decode(errors='replace')}")
+        if not os.path.exists(os.path.join(data, "PG_VERSION")):
+            initialise(data)
         settings = [] if durable else [part for setting in QUICK for part in ("-c", setting)]
         log_path = os.path.join(folder, "log")
         with open(log_path, "wb") as log:
@@ -96,7 +110,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env=_environment(folder),
                 cwd=folder,
                 **as_user,
             )

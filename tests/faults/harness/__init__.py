@@ -9,6 +9,9 @@
     files      the stored files against the engines' own copies of them
     leaks      descriptors, threads, memory, forwards, processes: where they were, where they are
     play       one schedule from its seed to its result
+    made       what every play begins with and none changes, made once and copied
+    typed      `bmoe` commands typed one after the other in one process
+    asking     `bmoe-agent status` asked again and again by one process
     entry      the agent's and the collector's processes with timers scaled (and, for the harness's own tests, planted defects)
 
 `python -m faults.harness` (with tests/ on the path; `make test-faults`) plays many and writes a JSON line each.

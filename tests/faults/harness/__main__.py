@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,12 +19,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from faults.harness import made
+
 ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / ".cache" / "faults"
 ONE_S = 600
 PLAYING: set[subprocess.Popen[str]] = set()
 STARTING = threading.Lock()
 """Held while one is started, and for good by what ends early."""
+SHARED: list[Path] = []
+"""The folder that plays share; what ends early removes it."""
 
 
 def one(seed: int, scale: float) -> int:
@@ -72,6 +77,8 @@ def stop(*_: object) -> None:
         child.terminate()
     for child in list(PLAYING):
         child.wait()
+    for folder in SHARED:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
@@ -81,7 +88,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300, help="how many schedules (300)")
     parser.add_argument("--first", type=int, default=1, help="the first seed (1)")
     parser.add_argument("--scale", type=float, default=0.2, help="factor for every timer (0.2); 1 is as installed")
-    parser.add_argument("--jobs", type=int, default=2, help="how many at once (2)")
+    parser.add_argument("--jobs", type=int, default=4, help="how many at once (4)")
     parser.add_argument("--one", type=int, metavar="SEED", help="play this one here")
     parser.add_argument("--seeds", help="these seeds, joined by commas, instead of a range")
     asked = parser.parse_args()
@@ -97,7 +104,8 @@ def main() -> int:
     began = time.monotonic()
     bad: list[int] = []
     played = 0
-    with place.open("a") as file, ThreadPoolExecutor(asked.jobs) as pool:
+    with made.shared() as folder, place.open("a") as file, ThreadPoolExecutor(asked.jobs) as pool:
+        SHARED.append(folder)
         for line in pool.map(lambda seed: apart(seed, asked.scale), seeds):
             played += 1
             file.write(json.dumps(line) + "\n")

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from faults.harness import made
 from support import postgres
 from support.agents import wait_for
 
@@ -49,6 +50,15 @@ class SqliteDatabase:
         """None: a file has no server."""
         return []
 
+    def held(self, pid: int) -> tuple[int, int]:
+        """Connections that a process has open, and the descriptors that they take."""
+        places = []
+        for entry in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed since
+                places.append(os.readlink(f"/proc/{pid}/fd/{entry}"))
+        name = str(self.path)
+        return places.count(name), sum(place.startswith(name) for place in places)
+
     def lock(self) -> Callable[[], None]:
         """Hold the only right to write; call what is returned to give it back."""
         connection = sqlite3.connect(self.path, timeout=60, isolation_level=None)
@@ -72,6 +82,7 @@ class PostgresDatabase:
         self.own_disk = _mount_memory(self.folder, 400)
         os.chmod(self.folder, 0o755)
         try:
+            made.copy_cluster(Path(self.folder, "data"))
             self.server = postgres.Server.start(self.folder)
             self.server.execute("postgres", f"CREATE DATABASE {NAME}")
         except BaseException:
@@ -102,6 +113,11 @@ class PostgresDatabase:
             f"and backend_type = 'client backend' and application_name <> '{OWN}'"
         )
         return [f"{row['pid']} {row['state']}: {row['query'][:200]}" for row in found]
+
+    def held(self, pid: int) -> tuple[int, int]:
+        """Connections that a process has open, and the descriptors that they take: the collector is the only client."""
+        clients = len(self.connections())
+        return clients, clients
 
     def kill(self) -> None:
         """SIGKILL: the server's other processes notice and end."""

@@ -17,19 +17,24 @@ import subprocess
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from faults.harness import leaks, truth
 from faults.harness.actions import ACTIONS, Undo
+from faults.harness.asking import Asker
 from faults.harness.schedule import Schedule, Step, plan_text
 from faults.harness.world import World
 from support.agents import wait_for
 
-DRAIN_S = 150.0
+DRAIN_S = 300.0
+STILL_S = 90.0
+"""How long nothing may move before what is missing is not waited for any more: the longest pause of any part, and then some."""
 ENDED = {"done", "stopped", "cancelled"}
+MOVES = ("running", "state", "plans", "run", "tokens", "backlog_bytes", "runs")
+GROWS = ("runs", "runs where ended", "blocks", "artifacts where state <> 'awaited'")
 
 
 @dataclass(slots=True)
@@ -45,7 +50,7 @@ class Result:
     gaps: int = 0
     held: dict[str, Any] = field(default_factory=dict)
     took_s: float = 0.0
-    drained_s: float = 0.0
+    spent_s: dict[str, float] = field(default_factory=dict)  # by part of the play
     kept: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -66,7 +71,7 @@ class Result:
             "frames": self.frames,
             "gaps": self.gaps,
             "held": self.held,
-            "drained_s": round(self.drained_s, 1),
+            "spent_s": {name: round(spent, 1) for name, spent in self.spent_s.items()},
             "took_s": round(self.took_s, 1),
             "kept": self.kept,
         }
@@ -79,8 +84,12 @@ def play(schedule: Schedule, keep: Path | None = None, plant: str = "") -> Resul
     folder = Path(tempfile.mkdtemp(prefix=f"bmoe-f{schedule.seed}-"))
     world = None
     try:
-        world = World(folder, schedule, plant)
-        _play(world, result)
+        with _spent(result, "set up"):
+            world = World(folder, schedule, plant)
+            world.start()
+            before = _first_look(world)
+            _hand_over(world)
+        _play(world, result, before)
     except Exception as error:
         result.problems.append(f"the play broke off: {type(error).__name__}: {error}")
         result.held["traceback"] = traceback.format_exc()[-3000:]
@@ -88,37 +97,50 @@ def play(schedule: Schedule, keep: Path | None = None, plant: str = "") -> Resul
         if result.problems and keep is not None:  # before disks are unmounted
             with contextlib.suppress(OSError, shutil.Error):
                 _keep(folder, keep / f"seed-{schedule.seed}", result)
-        if world is not None:
-            world.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        with _spent(result, "close"):
+            if world is not None:
+                world.close()
+            shutil.rmtree(folder, ignore_errors=True)
     result.took_s = time.monotonic() - began
     return result
 
 
-def _play(world: World, result: Result) -> None:
+@contextlib.contextmanager
+def _spent(result: Result, part: str) -> Iterator[None]:
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        result.spent_s[part] = time.monotonic() - began
+
+
+def _play(world: World, result: Result, before: dict[str, leaks.Held]) -> None:
     schedule = world.schedule
-    world.start()
-    before = _first_look(world)
-    _hand_over(world)
-    _faults(world, schedule.steps, result)
-    healed = time.monotonic()
-    if not _drained(world):
+    with _spent(result, "faults"):
+        _faults(world, schedule.steps, result)
+    with _spent(result, "drain"):
+        drained = _drained(world)
+    if not drained:
         world.stacks()
-        result.problems.append(f"not drained {DRAIN_S:.0f} s after everything was healed: {_states(world)}")
-    result.drained_s = time.monotonic() - healed
+        waited_s = result.spent_s["drain"]
+        result.problems.append(f"not drained {waited_s:.0f} s after everything was healed: {_states(world)}")
     _count(world, result)
     phones = [truth.Phone(phone.agent.uuid.hex(), phone.copies, phone.harmed) for phone in world.phones]
     cells = [cell.name for cell in schedule.cells]
-    result.problems += truth.check(world.database, phones, cells, world.artifacts)
-    result.problems += _leaks(world, before, result)
+    with _spent(result, "truth"):
+        result.problems += truth.check(world.database, phones, cells, world.artifacts)
+    with _spent(result, "leaks"):
+        result.problems += _leaks(world, before, result)
     result.problems += world.unasked
 
 
 def _hand_over(world: World) -> None:
     plan = world.folder / "plan.toml"
     plan.write_text(plan_text(world.schedule))
-    sent = world.host.json("run", str(plan), "--all", "--detach")
+    assert world.typed is not None
+    sent = json.loads(world.typed("run", str(plan), "--all", "--detach", "--json"))
     assert len(sent["phones"]) == len(world.phones), sent
+    world.typed.close()
 
 
 def _faults(world: World, steps: tuple[Step, ...], result: Result) -> None:
@@ -152,12 +174,12 @@ def _first_look(world: World) -> dict[str, leaks.Held]:
     assert world.collector is not None
     last = None
     for _ in range(20):
-        now = leaks.look(world.collector.pid)
+        now = leaks.look(world.collector.pid, world.database)
         if last is not None and (now.descriptors, now.threads) == (last.descriptors, last.threads):
             break
         last = now
         time.sleep(0.4)
-    found = {"collector": leaks.look(world.collector.pid)}
+    found = {"collector": leaks.look(world.collector.pid, world.database)}
     for phone in world.phones:
         assert phone.agent.process is not None
         found[f"agent {phone.number}"] = leaks.look(phone.agent.process.pid)
@@ -175,26 +197,33 @@ def _followed(world: World) -> bool:
 
 
 def _drained(world: World) -> bool:
-    """Wait until every phone has ended its plan and everything of it is acknowledged."""
-    deadline = time.monotonic() + DRAIN_S
-    left = list(world.phones)
-    while time.monotonic() < deadline:
-        world.tend()
-        left = [phone for phone in left if not _done(world, phone.number)]
-        if not left and _settled(world):
-            return True
-        time.sleep(0.3)
+    """Wait until every phone has ended its plan and everything of it is acknowledged, for as long as anything moves."""
+    began = moved = time.monotonic()
+    before: list[object] = []
+    with contextlib.ExitStack() as stack:
+        left = [stack.enter_context(contextlib.closing(Asker(phone))) for phone in world.phones]
+        while (now := time.monotonic()) < min(moved + STILL_S, began + DRAIN_S):
+            world.tend()
+            said = [(asker, asker.status()) for asker in left]
+            left = [asker for asker, told in said if not _done(told)]
+            if not left and _settled(world):
+                return True
+            if (seen := [[told.get(key) for key in MOVES] for _, told in said] + _stored(world)) != before:
+                before, moved = seen, now
+            time.sleep(0.2)
     return False
 
 
-def _done(world: World, number: int) -> bool:
-    done = world.phones[number].agent.run("status", "--json", check=False)
-    try:
-        said = json.loads(done.stdout)
-    except ValueError:
-        return False
+def _done(said: dict[str, Any]) -> bool:
     plans = [plan["state"] for plan in said.get("plans", [])]
     return bool(plans) and all(state in ENDED for state in plans) and said["backlog_bytes"] == 0
+
+
+def _stored(world: World) -> list[object]:
+    """What grows while something comes."""
+    with contextlib.suppress(Exception):  # a server that comes up again
+        return [world.database.rows(f"select count(*) as n from {what}") for what in GROWS]
+    return []
 
 
 def _settled(world: World) -> bool:
@@ -230,10 +259,10 @@ def _leaks(world: World, before: dict[str, leaks.Held], result: Result) -> list[
         problems.append(f"after everything: {error}")
     assert world.collector is not None
     agents = [(phone.number, phone.agent.process) for phone in world.phones]
-    looks = [("collector", world.collector.pid, leaks.COLLECTOR)]
-    looks += [(f"agent {number}", process.pid, leaks.AGENT) for number, process in agents if process is not None]
-    for name, pid, slack in looks:
-        held, found = leaks.settle(pid, before[name], slack, world.tend)
+    looks = [("collector", world.collector.pid, leaks.COLLECTOR, world.database)]
+    looks += [(f"agent {number}", process.pid, leaks.AGENT, None) for number, process in agents if process is not None]
+    for name, pid, slack, database in looks:
+        held, found = leaks.settle(pid, before[name], slack, world.tend, database)
         result.held[name] = [before[name].as_dict(), held.as_dict()]
         problems += [f"{name} leaks {each}" for each in found]
     with contextlib.suppress(AssertionError):  # what is still there after that is told below

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from faults.harness.database import Database, PostgresDatabase, SqliteDatabase, mount_memory
 from faults.harness.schedule import TOK_S, Schedule
+from faults.harness.typed import Typed
 from faults.harness.wifi import Wifi
 from support.adb import AdbServer, free_even_port
 from support.agents import wait_for
@@ -150,6 +151,7 @@ class World:
         self.collector: subprocess.Popen[bytes] | None = None
         self.collector_wanted = False
         self.second: subprocess.Popen[bytes] | None = None
+        self.typed: Typed | None = None
         self.database_harmed_from = self.database_harmed_until = -math.inf
         self._collector_from = 0.0
         self.clock = folder / "host-clock"
@@ -162,6 +164,11 @@ class World:
         self.database: Database = PostgresDatabase() if schedule.database == "postgresql" else SqliteDatabase(folder)
         try:
             self.server.start()
+            self.host = Host(folder / "host", self.shelf.env)
+            self.artifacts = folder / "artifacts"
+            self.host.env |= {"BMOE_DB": self.database.url, "BMOE_ARTIFACTS": str(self.artifacts)}
+            self.host.env |= {"BMOE_FAULTS_SCALE": str(schedule.scale)}
+            self.typed = Typed(self.host.env, folder / "typed.log")
             for number in range(schedule.phones):
                 wifi, small = number in schedule.wifi, number in schedule.small
                 phone = FaultPhone(folder / f"phone{number}", number, self.server, schedule.scale, wifi, small)
@@ -170,12 +177,8 @@ class World:
                 phone.start_adbd()
                 phone.agent.start()
                 phone.connect()
-            self.host = Host(folder / "host", self.shelf.env)
-            self.artifacts = folder / "artifacts"
-            self.host.env |= {"BMOE_DB": self.database.url, "BMOE_ARTIFACTS": str(self.artifacts)}
-            self.host.env |= {"BMOE_FAULTS_SCALE": str(schedule.scale)}
             for phone in self.phones:
-                self.host.pair(phone.agent, phone.serial)
+                self.typed("pair", phone.serial, stdin=phone.agent.secret_hex + "\n")
         except BaseException:
             self.close()
             raise
@@ -268,6 +271,8 @@ class World:
     def close(self) -> None:
         """End everything and give back what was mounted."""
         self.collector_wanted = False
+        if self.typed is not None:
+            self.typed.close()
         for process in (self.collector, self.second):
             if process is not None and process.poll() is None:
                 process.kill()
