@@ -187,13 +187,17 @@ def _first_look(world: World) -> dict[str, leaks.Held]:
 
 
 def _followed(world: World) -> bool:
-    """Whether the collector that runs now has a forward to every phone and the lease of each."""
+    """Whether the collector that runs now has the lease of every phone and a way to it.
+
+    The way is a forward, or the connection that stood when somebody removed the forward and stands still.
+    """
     world.tend()
     assert world.collector is not None
     held = world.database.rows("select holder from leases where name like 'phone:%'")
     mine = [row for row in held if f":{world.collector.pid}:" in row["holder"]]
-    forwards = world.server.adb("forward", "--list").split("\n")
-    return len(mine) == len(world.phones) and sum("localabstract:" in line for line in forwards) >= len(mine)
+    forwards = world.server.adb("forward", "--list")
+    ways = [f"localabstract:{phone.agent.socket}\n" in forwards or phone.connected() for phone in world.phones]
+    return len(mine) == len(world.phones) and all(ways)
 
 
 def _drained(world: World) -> bool:

@@ -55,6 +55,13 @@ class FaultPhone(Phone):
         self.group: Path | None = None
         self.thawed: list[Path] = []
 
+    def connected(self) -> bool:
+        """Whether anybody has a connection to its agent."""
+        if self.agent.process is None:
+            return False
+        table = Path(f"/proc/{self.agent.process.pid}/net/unix").read_text().splitlines()
+        return any(line.split()[5] == "03" for line in table if line.endswith(f" @{self.agent.socket}"))
+
     def kill_all(self) -> None:
         """Everything on the phone is gone at once, launchers first so that no exit status is left."""
         self.agent.kill()
