@@ -62,6 +62,23 @@ def test_fetched_files_are_verified_and_complete_the_run(store_url, tmp_path):
     assert image(taker.store) == before
 
 
+def test_streams_of_which_nothing_came_are_not_awaited_for_ever(store_url, tmp_path):
+    """Flash that lost the blocks they were in: the end alone says that there was something."""
+    taker = ingestor(store_url, tmp_path)
+    record = records.Record(RUN)
+    record.add(run_started=records.started())
+    record.add(gap=pb.Gap(what="segment", bytes=5356, why="its payload's checksum is wrong"))
+    record.streams[pb.STREAM_STDOUT] += records.oneshot()
+    record.output(STDERR, pb.STREAM_STDERR)
+    record.end()
+    deliver(taker, record)
+    with taker.store.read() as connection:
+        columns = (tables.ARTIFACTS.c.name, tables.ARTIFACTS.c.state, tables.ARTIFACTS.c.problem)
+        found = sorted(map(tuple, connection.execute(select(*columns))))
+    assert found == [("stderr", "stored", None), ("stdout", "given_up", "none of its bytes came")]
+    assert taker.unsettled(records.AGENT) == []
+
+
 def test_a_file_that_came_before_the_end_of_its_run_makes_no_difference(store_url, tmp_path):
     record = records.whole(RUN, records.oneshot(), artifacts={"metrics.csv": ("metrics", METRICS)})
     file = tmp_path / "fetched"

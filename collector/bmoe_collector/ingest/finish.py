@@ -266,7 +266,7 @@ def stream_chunks(connection: Connection, run_no: int, number: int) -> Iterator[
 
 
 def streams(store: Store, artifacts: Artifacts, run_id: str, reader: RunReader | None = None) -> None:
-    """Keep an ended run's stdout and stderr as files, as an import of them would.
+    """Keep an ended run's stdout and stderr as files, as an import of them would. One of which nothing came is not awaited.
 
     `reader`: one that has just read the whole record, so that short streams need not be read again.
     """
@@ -280,12 +280,15 @@ def streams(store: Store, artifacts: Artifacts, run_id: str, reader: RunReader |
                 stored[name] = found
     with store.write() as connection:
         query = select(ARTIFACTS.c.name, ARTIFACTS.c.state, ARTIFACTS.c.sha256).where(ARTIFACTS.c.run_no == run_no)
-        for row in connection.execute(query.where(ARTIFACTS.c.name.in_(list(stored)))).all():
-            sha256, size = stored[row.name]
-            if row.state == "stored" and row.sha256 == sha256:
+        for row in connection.execute(query.where(ARTIFACTS.c.name.in_(("stdout", "stderr")))).all():
+            values: dict[str, Any] = {"state": "given_up", "problem": "none of its bytes came"}
+            if row.name in stored:
+                sha256, size = stored[row.name]
+                values = {"sha256": sha256, "size": size, "state": "stored", "problem": None}
+            if row.state == "stored" and values.get("sha256", row.sha256) == row.sha256:
                 continue
             here = (ARTIFACTS.c.run_no == run_no, ARTIFACTS.c.name == row.name)
-            connection.execute(update(ARTIFACTS).where(*here).values(sha256=sha256, size=size, state="stored"))
+            connection.execute(update(ARTIFACTS).where(*here).values(**values))
 
 
 def _stored(
