@@ -62,6 +62,22 @@ def test_fetched_files_are_verified_and_complete_the_run(store_url, tmp_path):
     assert image(taker.store) == before
 
 
+@pytest.mark.parametrize(("end", "said"), [({}, True), ({"exit_code": 3, "outcome": "failed"}, False)])
+def test_a_file_that_is_cut_in_a_row_is_not_whole_where_the_engine_ended_well(tmp_path, end, said):
+    """As by a disk that was full for a moment. An engine that broke may have written no more than that."""
+    taker = ingestor(f"sqlite:///{tmp_path}/runs.db", tmp_path)
+    cut = METRICS[: len(METRICS) // 2]
+    deliver(taker, records.whole(RUN, records.oneshot(), artifacts={"metrics.csv": ("metrics", cut)}, **end))
+    file = tmp_path / "fetched"
+    file.write_bytes(cut)
+    taker.artifact(RUN, "metrics.csv", "metrics", str(file), hashlib.sha256(cut).digest())
+    found = load_run(taker.store, RUN.hex()).completeness["reasons"]
+    assert any("metrics.csv ends in the middle of a row" in reason for reason in found) is said
+    before = image(taker.store)
+    reparse(taker.store, taker.artifacts, RUN.hex())
+    assert image(taker.store) == before
+
+
 def test_streams_of_which_nothing_came_are_not_awaited_for_ever(store_url, tmp_path):
     """Flash that lost the blocks they were in: the end alone says that there was something."""
     taker = ingestor(store_url, tmp_path)

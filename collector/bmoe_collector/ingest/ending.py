@@ -21,6 +21,8 @@ from bmoe_collector.store.engine import view
 N_PREDICT = ("-n", "--n-predict")
 OUTPUT_LOST = "disk_full"
 """The note of an agent that saw the disk full while the engine wrote."""
+CUT = "ends in the middle of a row"
+"""What is wrong with a stored file that an engine writes row by row."""
 
 
 def end_facts(reader: RunReader) -> EndFacts:
@@ -156,7 +158,7 @@ def completeness(reader: RunReader, artifacts: Mapping[str, tuple[str, str]]) ->
         declared = sum(count.frames for count in ended.segments) + 1
         reasons += _segments(reader, ended)
         reasons += _streams(reader, ended)
-        reasons = file_reasons(artifacts) + reasons
+        reasons = file_reasons(artifacts, well=ended.HasField("exit_code") and ended.exit_code == 0) + reasons
     if reader.stdout.unseen:
         reasons.append(f"stdout: the engine counts {reader.stdout.unseen} tokens more than there are lines of")
     if OUTPUT_LOST in reader.notes:
@@ -175,14 +177,20 @@ def completeness(reader: RunReader, artifacts: Mapping[str, tuple[str, str]]) ->
     }
 
 
-def file_reasons(artifacts: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Reasons for incompleteness that are about fetched files: name to (state, problem)."""
+def file_reasons(artifacts: Mapping[str, tuple[str, str]], *, well: bool) -> list[str]:
+    """Reasons for incompleteness that are about fetched files: name to (state, problem).
+
+    `well`: the engine ended with exit 0. It writes whole rows, so one that is cut was not all written: a disk that was full
+    for a moment says nothing else.
+    """
     reasons: list[str] = []
     for name, (state, problem) in sorted(artifacts.items()):
         if state == "awaited":
             reasons.append(f"artifact {name} has not been fetched yet")
         elif state == "given_up":
             reasons.append(f"artifact {name} cannot be had: {problem}")
+        elif problem == CUT and well:
+            reasons.append(f"artifact {name} {CUT}: what the engine wrote from there on is lost")
     return reasons
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from bmoe_proto import framing
+from bmoe_proto import asking, framing
 from bmoe_proto.contract.metrics import NotOursError, parse_metrics
 from bmoe_proto.v1 import telemetry_pb2 as pb
 from google.protobuf.message import DecodeError
@@ -159,9 +159,13 @@ def artifact(connection: Connection, artifacts: Artifacts, run_no: int, name: st
     row = connection.execute(select(ARTIFACTS).where(*here)).mappings().first()
     if row is not None and row["state"] == "stored" and row["sha256"] == sha256:
         return False
-    size = sum(map(len, artifacts.chunks(sha256)))
+    size, last = 0, b"\n"
+    for chunk in artifacts.chunks(sha256):
+        size, last = size + len(chunk), chunk[-1:] or last
     data = artifacts.get(sha256) if kind == "metrics" and size <= MOST_METRICS_BYTES else b""
     values = {"kind": kind[:24], "size": size, "sha256": sha256, "state": "stored"}
+    if kind in asking.ARTIFACTS and last != b"\n":
+        values["problem"] = ending.CUT
     if row is None:
         connection.execute(insert(ARTIFACTS).values(run_no=run_no, name=name, **values))
     else:
@@ -210,11 +214,10 @@ def file_problems(connection: Connection, run_no: int, name: str, found: Sequenc
 
 def _artifact_reasons(connection: Connection, run_no: int) -> None:
     """Bring the reasons for incompleteness that are about files up to date."""
-    whole: Mapping[str, Any] = (
-        connection.execute(select(RUNS.c.completeness).where(RUNS.c.run_no == run_no)).scalar() or {}
-    )
+    run = connection.execute(select(RUNS.c.completeness, RUNS.c.exit_code).where(RUNS.c.run_no == run_no)).one()
+    whole: Mapping[str, Any] = run.completeness or {}
     reasons = [reason for reason in whole.get("reasons", ()) if not reason.startswith("artifact ")]
-    reasons = ending.file_reasons(artifact_states(connection, run_no)) + reasons
+    reasons = ending.file_reasons(artifact_states(connection, run_no), well=run.exit_code == 0) + reasons
     values = {**whole, "complete": not reasons, "reasons": reasons}
     connection.execute(
         update(RUNS)
