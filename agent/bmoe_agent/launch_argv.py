@@ -10,19 +10,16 @@ argument of its own after `-p`, so a prompt that looks like a flag stays a promp
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bmoe_proto.asking import ARTIFACTS, cell_problems
+from bmoe_proto.asking import ARTIFACTS, N_PREDICT, cell_problems, tokens_asked
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_agent.engine import check_flags, flags_of
 from bmoe_agent.launch import ARGUMENT_LIMIT
-
-_N_PREDICT = frozenset({"-n", "--n-predict"})
 
 
 class RefusedError(Exception):
@@ -69,7 +66,7 @@ def command(cell: pb.Cell, engine: str, facts: pb.EngineFacts, model: Path) -> C
         added.append("--session")
     elif not offered or "--progress" in offered:
         added.append("--progress")
-    if cell.n_predict and not _N_PREDICT & set(flags):
+    if cell.n_predict and not N_PREDICT & set(flags):
         added += ["-n", str(cell.n_predict)]
     if facts.help_text and (refusals := check_flags(facts, [*added, *flags], cell.allow_unknown_flags)):
         raise RefusedError("refused:flags", "; ".join(refusals))
@@ -78,7 +75,7 @@ def command(cell: pb.Cell, engine: str, facts: pb.EngineFacts, model: Path) -> C
         argv += [b"-p", prompt]
     # The plan's own come last: none of them can swallow one of ours as its value.
     argv += [flag.encode() for flag in (*added, *flags)]
-    return Command(tuple(argv), bool(turns), turns, files, _tokens_asked(cell, flags, turns), tuple(notes))
+    return Command(tuple(argv), bool(turns), turns, files, tokens_asked(cell, flags, turns), tuple(notes))
 
 
 def recorded_command(cell: pb.Cell, argv: Sequence[bytes]) -> Command:
@@ -88,7 +85,7 @@ def recorded_command(cell: pb.Cell, argv: Sequence[bytes]) -> Command:
     if session and not turns:
         turns = (pb.Turn(kind="generate", prompt=cell.prompt.decode("utf-8", "replace")),)
     files = {kind: ARTIFACTS[kind][1] for kind in cell.artifacts if kind in ARTIFACTS}
-    return Command(tuple(argv), session, turns if session else (), files, _tokens_asked(cell, cell.flags, turns))
+    return Command(tuple(argv), session, turns if session else (), files, tokens_asked(cell, cell.flags, turns))
 
 
 def _prompt_as_turn(prompt: bytes, flags: Sequence[str]) -> pb.Turn:
@@ -103,24 +100,3 @@ def _prompt_as_turn(prompt: bytes, flags: Sequence[str]) -> pb.Turn:
         return pb.Turn(kind="generate", prompt=prompt.decode())
     except UnicodeDecodeError as error:
         raise RefusedError("refused:flags", f"the prompt does not fit an argument and is no UTF-8: {error}") from None
-
-
-def _tokens_asked(cell: pb.Cell, flags: Sequence[str], turns: Sequence[pb.Turn]) -> int | None:
-    """How many tokens the whole cell asks for; None when that is not known from here."""
-    default: int | None = cell.n_predict or None
-    for flag, value in itertools.pairwise(flags):
-        if flag in _N_PREDICT:
-            default = int(value) if value.isdigit() else None
-    if not turns:
-        return default
-    total = 0
-    for turn in turns:
-        if turn.kind == "decide" or turn.expect_rejected:
-            continue
-        if turn.HasField("cancel_after_ms") or turn.HasField("cancel_after_tokens"):
-            return None
-        asked = turn.n_predict if turn.HasField("n_predict") else default
-        if asked is None:
-            return None
-        total += asked
-    return total

@@ -1,4 +1,5 @@
-"""What may be asked of a phone: reasons to refuse a cell or a gate, whatever the engine. Both sides go by it. Pure.
+"""What may be asked of a phone: reasons to refuse a cell or a gate, whatever the engine, and the tokens a cell asks for. Both sides go by it.
+Pure.
 
 In: a cell, a gate, a bound, a variable. Out: reasons. A host refuses a plan by it when it is checked, and a phone when it is handed in: a plan
 that waits for a phone which is away must not be refused at 3 a.m.
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from bmoe_proto.contract.flags import BY_SPELLING
 from bmoe_proto.gates import GATES
+from bmoe_proto.numbers import count
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 COMPARISONS = ("<=", ">=", "==")
@@ -33,6 +36,7 @@ ARTIFACT_OF: Mapping[str, str] = {flag: kind for kind, (flag, _) in ARTIFACTS.it
 OURS = frozenset(
     {"-m", "--model", "-p", "--prompt", "--session", "--progress", "-h", "--help", "--version", "--list-archs"}
 )
+N_PREDICT = frozenset({"-n", "--n-predict"})
 MOST_SECONDS = 30 * 86_400  # beyond this, waiting itself fails
 _WATCHED: Mapping[str, str] = {"max_cpu_temp_c": "cpu_temp_c", "min_battery_pct": "battery_pct"}
 """Bounds of a watchdog or of a plan's limits, and the gate whose source they are read from."""
@@ -118,6 +122,27 @@ def unwatched(asked: pb.WatchdogAsk | pb.Limits, unreadable: Mapping[str, str]) 
         for field, value in asked.ListFields()
         if value and (gate := _WATCHED.get(field.name, "")) in unreadable
     }
+
+
+def tokens_asked(cell: pb.Cell, flags: Sequence[str], turns: Sequence[pb.Turn]) -> int | None:
+    """How many tokens a cell asks for with these flags and turns, all turns together; None when that is not known before it runs."""
+    default: int | None = cell.n_predict or None
+    for flag, value in pairwise(flags):
+        if flag in N_PREDICT:
+            default = count(value)
+    if not turns:
+        return default
+    total = 0
+    for turn in turns:
+        if turn.kind == "decide" or turn.expect_rejected:
+            continue
+        if turn.HasField("cancel_after_ms") or turn.HasField("cancel_after_tokens"):
+            return None
+        asked = turn.n_predict if turn.HasField("n_predict") else default
+        if asked is None:
+            return None
+        total += asked
+    return total
 
 
 def variable_problem(key: str, value: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bmoe_proto.kernel_proc import number, pairs, stat
+from bmoe_proto.numbers import count
 
 Value = int | float | str | bool | None
 
@@ -24,7 +25,7 @@ _SAVER = re.compile(
 )
 _DOZE = re.compile(r"\bmState=(\w+)")
 _DOZE_LIGHT = re.compile(r"\bmLightState=(\w+)")
-_THERMAL_STATUS = re.compile(r"^\s*Thermal Status:\s*(\d+)", re.MULTILINE)
+_THERMAL_STATUS = re.compile(r"^\s*Thermal Status:\s*(\d{1,18})\b", re.MULTILINE)
 # Temperature{mValue=38.2, mType=0, mName=CPU0, mStatus=0}
 _TEMPERATURE = re.compile(r"Temperature\{mValue=(-?[\d.]+), mType=(-?\d+), mName=([^,}]*), mStatus=(\d+)\}")
 _HAL = "Current temperatures from HAL"
@@ -113,9 +114,10 @@ class Process(NamedTuple):
 def processes(text: str) -> Iterator[Process]:
     """Lines of many `/proc/<pid>/stat` files, one after the other."""
     for line in text.splitlines():
-        pid, _, rest = line.partition(" (")
+        begin, _, rest = line.partition(" (")
         command = rest[: rest.rfind(")")] if ")" in rest else ""
         fields = stat(line)
         user, system, start = (fields.get(name) for name in ("utime_ticks", "stime_ticks", "start_ticks"))
-        if pid.isdigit() and isinstance(user, int) and isinstance(system, int) and isinstance(start, int):
-            yield Process(int(pid), command, user + system, start)
+        pid = count(begin)
+        if pid is not None and isinstance(user, int) and isinstance(system, int) and isinstance(start, int):
+            yield Process(pid, command, user + system, start)

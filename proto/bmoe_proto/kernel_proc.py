@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
+from bmoe_proto.numbers import count, integer
+
 Value = int | float | str | bool | None
 
 _STATUS = {
@@ -39,7 +41,7 @@ _SYSTEM_KINDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "
 _STATUS_LINE = re.compile(rf"^(State|Cpus_allowed_list|{'|'.join(_STATUS)}):[ \t]*(\S.*)$", re.MULTILINE)
 _MEMINFO = re.compile(r"^([\w()]{1,60}):[ \t]+(\d{1,18}) kB[ \t]*$", re.MULTILINE)
 _PRESSURE = re.compile(r"\b(avg\d{1,4}|total)=(\d{1,18}(?:\.\d{1,6})?)")
-_SMAPS = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
+_SMAPS = re.compile(r"^(\w+):\s+(\d{1,18}) kB$", re.MULTILINE)
 
 
 def pairs(text: str) -> Iterator[tuple[str, str]]:
@@ -52,10 +54,8 @@ def pairs(text: str) -> Iterator[tuple[str, str]]:
 
 def number(text: str) -> int | None:
     """The whole number a text starts with (`12 kB` is 12), None when there is none."""
-    try:
-        return int(text.split(maxsplit=1)[0])
-    except (ValueError, IndexError):
-        return None
+    words = text.split(maxsplit=1)
+    return integer(words[0]) if words else None
 
 
 def whole(name: str, text: str) -> dict[str, Value]:
@@ -88,10 +88,8 @@ def stat(text: str) -> dict[str, Value]:
     fields = text[text.rfind(")") + 1 :].split()
     found: dict[str, Value] = {}
     for at, name in _STAT.items():
-        try:
-            found[name] = int(fields[at])
-        except (ValueError, IndexError):
-            continue
+        if at < len(fields) and (value := integer(fields[at])) is not None:
+            found[name] = value
     return found
 
 
@@ -103,11 +101,9 @@ def io(text: str) -> dict[str, Value]:
 
 def schedstat(text: str) -> dict[str, Value]:
     """/proc/<pid>/schedstat: nanoseconds run, nanoseconds waiting to run, timeslices; of the main thread."""
-    fields = text.split()
     names = ("run_ns", "run_wait_ns", "timeslices")
-    if len(fields) < len(names) or not all(part.isdigit() for part in fields[:3]):
-        return {}
-    return {name: int(part) for name, part in zip(names, fields, strict=False)}
+    found = dict(zip(names, map(count, text.split()), strict=False))
+    return {} if len(found) < len(names) or None in found.values() else {**found}
 
 
 def smaps_rollup(text: str) -> dict[str, Value]:
@@ -142,8 +138,8 @@ def vmstat(text: str) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for line in text.splitlines():
         key, _, value = line.partition(" ")
-        if value.isdigit():
-            found[f"vm_{key}"] = int(value)
+        if (amount := count(value)) is not None:
+            found[f"vm_{key}"] = amount
     return found
 
 
@@ -160,22 +156,10 @@ def system_stat(text: str) -> dict[str, Value]:
         key, _, rest = line.partition(" ")
         if key == "cpu":
             for kind, part in zip(_SYSTEM_KINDS, rest.split(), strict=False):
-                if part.isdigit():
-                    found[f"sys_{kind}_ticks"] = int(part)
+                if (ticks := count(part)) is not None:
+                    found[f"sys_{kind}_ticks"] = ticks
         elif (name := names.get(key)) and (amount := number(rest)) is not None:
             found[name] = amount
-    return found
-
-
-def cpu_ticks(text: str) -> dict[int, tuple[int, int]]:
-    """/proc/stat per CPU: number to (busy ticks, all ticks) since boot."""
-    found: dict[int, tuple[int, int]] = {}
-    for line in text.splitlines():
-        fields = line.split()
-        if fields and fields[0].startswith("cpu") and fields[0][3:].isdigit() and all(f.isdigit() for f in fields[1:]):
-            ticks = [int(part) for part in fields[1:9]]
-            idle = sum(ticks[3:5])
-            found[int(fields[0][3:])] = (sum(ticks) - idle, sum(ticks))
     return found
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from bmoe_proto.numbers import count, integer
+
 Value = int | float | str | bool | None
 
 POLICIES = "sys/devices/system/cpu/cpufreq"
@@ -16,7 +18,7 @@ THERMAL = "sys/class/thermal"
 SUPPLY = "sys/class/power_supply"
 
 _POLICY = re.compile(rf"^{POLICIES}/(policy\d+)/(\w+)$")
-_ZONE = re.compile(rf"^{THERMAL}/thermal_zone(\d+)/(type|temp)$")
+_ZONE = re.compile(rf"^{THERMAL}/thermal_zone(\d{{1,9}})/(type|temp)$")
 _COOLING = re.compile(rf"^{THERMAL}/cooling_device(\d+)/(type|cur_state)$")
 _SUPPLY = re.compile(rf"^{SUPPLY}/([^/]+)/(\w+)$")
 _ZRAM = re.compile(r"^sys/block/(zram\d+)/mm_stat$")
@@ -44,9 +46,8 @@ def celsius(text: str) -> float | None:
     A sensor that is off reads 0, -40000, 127000 or -273200 and more; only what is above -30 and below 125 °C and not exactly
     zero is taken for a temperature.
     """
-    try:
-        raw = int(text)
-    except ValueError:
+    raw = integer(text)
+    if raw is None:
         return None
     size = abs(raw)
     value = raw / 1000 if size >= 1000 else raw / 10 if size >= 150 else float(raw)
@@ -72,8 +73,8 @@ def nodes(found: Mapping[str, str]) -> dict[str, Value]:
             values.update(_zram(match[1], text))
     values.update(_zones(zones))
     for number, parts in cooling.items():
-        if parts.get("cur_state", "").isdigit():
-            values[f"cooling_{_word(parts.get('type', number))}_{number}"] = int(parts["cur_state"])
+        if (state := count(parts.get("cur_state", ""))) is not None:
+            values[f"cooling_{_word(parts.get('type', number))}_{number}"] = state
     values.update(supply(supplies))
     ratios = cap_ratios(values)
     if ratios:
@@ -103,10 +104,10 @@ def supply(supplies: Mapping[str, Mapping[str, str]]) -> dict[str, Value]:
                 ("current_now", "battery_current_ua", 1),
                 ("voltage_now", "battery_voltage_uv", 1),
             ):
-                amount = _int(parts.get(node))
+                amount = integer(parts.get(node, ""))
                 if amount is not None:
                     values.setdefault(value, amount * unit)
-            tenths = _int(parts.get("temp"))
+            tenths = integer(parts.get("temp", ""))
             if tenths is not None:
                 values.setdefault("battery_temp_c", tenths / 10)
             if state := parts.get("status"):
@@ -131,16 +132,17 @@ def cpu_list(text: str) -> set[int]:
     """`0-3,6` to the numbers. Parts that are no numbers are left out."""
     found: set[int] = set()
     for part in text.replace(" ", ",").split(","):
-        first, dash, last = part.strip().partition("-")
-        if first.isdigit() and (last.isdigit() if dash else True):
+        begin, dash, end = part.strip().partition("-")
+        first, last = count(begin), count(end if dash else begin)
+        if first is not None and last is not None:
             # A kernel has at most 8192 CPUs; a longer range is damage, not a list to build.
-            found.update(range(int(first), min(int(last or first), int(first) + 8192) + 1))
+            found.update(range(first, min(last, first + 8192) + 1))
     return found
 
 
 def _policy(policy: str, node: str, text: str) -> dict[str, Value]:
     if node in _FREQUENCIES:
-        amount = _int(text)
+        amount = integer(text)
         return {} if amount is None else {f"{policy}_{_FREQUENCIES[node]}_khz": amount}
     if node in {"affected_cpus", "related_cpus"}:
         return {f"{policy}_cpus": text}
@@ -168,15 +170,9 @@ def _zones(zones: Mapping[str, Mapping[str, str]]) -> dict[str, Value]:
 def _zram(disk: str, text: str) -> dict[str, Value]:
     fields = text.split()
     names = ("orig_bytes", "compressed_bytes", "used_bytes")
-    return {f"zram_{disk}_{name}": int(part) for name, part in zip(names, fields, strict=False) if part.isdigit()}
+    amounts = zip(names, map(count, fields), strict=False)
+    return {f"zram_{disk}_{name}": amount for name, amount in amounts if amount is not None}
 
 
 def _word(text: str) -> str:
     return re.sub(r"\W+", "_", text.strip().lower()).strip("_")
-
-
-def _int(text: str | None) -> int | None:
-    try:
-        return int(text) if text is not None else None
-    except ValueError:
-        return None

@@ -103,6 +103,7 @@ def test_cpu_lists():
     assert kernel_sys.cpu_list("0 1 7") == {0, 1, 7}
     assert kernel_sys.cpu_list("") == set()
     assert len(kernel_sys.cpu_list("0-99999999999")) < 10_000
+    assert kernel_sys.cpu_list("1,²-3,0-²,4-") == {1}
 
 
 def test_what_adb_shell_reads():
@@ -160,7 +161,6 @@ def test_process_listing_names_cpu_time_and_start():
 def test_system_counters():
     text = "cpu  10 0 20 300 5 0 1 0 0 0\ncpu0 5 0 10 150 5 0 1 0 0 0\nintr 1 2 3\nctxt 88\nprocs_running 2\n"
     assert kernel_proc.system_stat(text)["sys_idle_ticks"] == 300
-    assert kernel_proc.cpu_ticks(text) == {0: (16, 171)}
     assert kernel_proc.vmstat("pswpin 12\npswpout 0\nodd line here\n") == {"vm_pswpin": 12, "vm_pswpout": 0}
     assert kernel_proc.pressure("io", "some avg10=1.5 avg60=x total=9\n") == {
         "psi_io_some_avg10_pct": 1.5,
@@ -184,6 +184,36 @@ FILES = [
 def test_no_kernel_text_is_an_error(name, data):
     for value in kernel.values([Entry(name, data)]).values.values():
         assert value is not None
+
+
+@pytest.mark.parametrize("number", ["²", "9" * 400, "9" * 5000])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("proc/engine/status", "VmRSS:\t{} kB\n"),
+        ("proc/engine/stat", "7 (a) R 1 0 0 0 -1 0 {}\n"),
+        ("proc/engine/schedstat", "{} 2 3\n"),
+        ("proc/engine/smaps_rollup", "Rss: {} kB\n"),
+        ("proc/meminfo", "MemFree: {} kB\n"),
+        ("proc/vmstat", "pswpin {}\n"),
+        ("proc/stat", "cpu  {}\nctxt {}\n"),
+        ("dumpsys battery", "level: {}\ntemperature: {}\nvoltage: {}\nstatus: {}\n"),
+        ("dumpsys thermalservice", "Thermal Status: {}\n"),
+        ("sys/class/thermal/thermal_zone0/temp", "{}"),
+        ("sys/class/thermal/cooling_device0/cur_state", "{}"),
+        ("sys/class/power_supply/battery/temp", "{}"),
+        ("sys/devices/system/cpu/cpufreq/policy0/scaling_max_freq", "{}"),
+        ("sys/block/zram0/mm_stat", "{} 2 3\n"),
+    ],
+)
+def test_what_is_no_number_costs_its_own_value_and_nothing_else_of_the_sample(name, text, number):
+    known = kernel.values([Entry(name, text.replace("{}", "47").encode())]).values
+    damaged = Entry(name, text.replace("{}", number).encode())
+    after = kernel.values([damaged, Entry("proc/uptime", b"12.5 3\n")]).values
+    assert after.pop("uptime_s") == 12.5
+    assert known
+    assert not {key for key, value in after.items() if known.get(key) == 47}
+    assert set(after) < set(known)
 
 
 def test_a_tree_that_is_none_says_what_is_wrong(tmp_path):

@@ -211,6 +211,8 @@ def test_tokens_asked_are_known_or_not() -> None:
     assert asked(prompt=b"x", n_predict=5) == 5
     assert asked(prompt=b"x", flags=["-n", "7"], n_predict=5) == 7
     assert asked(prompt=b"x") is None
+    assert asked(prompt=b"x", flags=["-n", "²"], n_predict=5) is None
+    assert asked(prompt=b"x", flags=["-n", "9" * 5000], n_predict=5) is None
     turns = [pb.Turn(n_predict=3), pb.Turn(), pb.Turn(kind="decide"), pb.Turn(n_predict=9, expect_rejected=True)]
     assert asked(turns=turns, n_predict=4) == 7
     assert asked(turns=[*turns, pb.Turn(cancel_after_ms=1)], n_predict=4) is None

@@ -13,7 +13,7 @@ from bmoe_collector.plans import document as module
 from bmoe_collector.plans import load_plan
 from bmoe_collector.plans.check import check
 from bmoe_collector.plans.document import parse_plan, read_plan, shipped, shipped_text
-from bmoe_collector.plans.expand import expand, merged
+from bmoe_collector.plans.expand import expand, merged, split_n_predict
 from bmoe_collector.plans.order import places
 from bmoe_proto.gates import GATES
 from bmoe_proto.v1 import telemetry_pb2 as pb
@@ -380,6 +380,12 @@ def test_a_later_flag_stands_for_an_earlier_one():
         "--threads",
         "8",
     ]
+
+
+def test_tokens_asked_among_the_flags_are_the_cells_own_where_a_cell_can_hold_them():
+    assert split_n_predict(["-n", "7", "--overlap", "--n-predict", "9"]) == (["--overlap"], 9)
+    for other in ("0", "-1", "²", str(1 << 31), "9" * 5000, "many"):
+        assert split_n_predict(["-n", other, "--overlap"]) == (["-n", other, "--overlap"], None)
 
 
 def test_load_plan_refuses_with_every_reason(tmp_path):

@@ -13,6 +13,7 @@ from typing import Any
 
 from bmoe_proto.contract import sidecar, traces
 from bmoe_proto.contract.metrics import NotOursError, parse_metrics
+from bmoe_proto.numbers import count
 from bmoe_proto.outcome import EndFacts, Outcome, decide
 from sqlalchemy import Connection, delete, select, update
 
@@ -221,8 +222,8 @@ def _tokens_asked(parts: _Parts, *, session: bool) -> int | None:
     if session:
         return None
     told = parts.run.flag("--n-predict") if parts.run is not None else None
-    if told is not None and told.isdigit():
-        return int(told)
+    if told is not None and (asked := count(told)) is not None:
+        return asked
     return parts.stdout.steps_asked if parts.stdout is not None else None
 
 

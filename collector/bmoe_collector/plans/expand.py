@@ -12,6 +12,7 @@ from typing import Any
 
 from bmoe_proto.contract.flags import BY_SPELLING
 from bmoe_proto.gates import GATES
+from bmoe_proto.numbers import count
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
 from bmoe_collector.plans.document import Document
@@ -120,7 +121,7 @@ def _cell(document: Document, cell: Mapping[str, Any], model: str, prompt: str, 
 
 
 def split_n_predict(flags: Sequence[str]) -> tuple[list[str], int | None]:
-    """The flags without `-n N`, which is a cell's own value, and that value."""
+    """The flags without `-n N`, which is a cell's own value, and that value. An N that no cell can hold stays a flag, for the engine to judge."""
     kept: list[str] = []
     found: int | None = None
     rest = iter(flags)
@@ -128,8 +129,8 @@ def split_n_predict(flags: Sequence[str]) -> tuple[list[str], int | None]:
         known = BY_SPELLING.get(word)
         if known is not None and known.name == "--n-predict":
             value = next(rest, "")
-            if value.isdigit():
-                found = int(value)
+            if (asked := count(value)) and asked < 1 << 31:
+                found = asked
                 continue
             kept += [word, value] if value else [word]
         else:
