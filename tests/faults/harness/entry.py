@@ -23,8 +23,10 @@ LEAKED: list[object] = []
 def scale_timers(factor: float) -> None:
     """Every period of the program that is about to run."""
     if sys.argv[1] == "bmoe-agent":
+        from bmoe_agent import night
         from bmoe_agent.serve.service import AgentService
 
+        night.TROUBLE_PAUSE_S *= factor
         defaults = AgentService.__init__.__kwdefaults__
         defaults["heartbeat_s"] *= factor
     elif "collect" in sys.argv:
