@@ -141,6 +141,15 @@ def test_frames_nobody_knows_are_kept_and_stop_nothing(store_url, tmp_path):
         assert [bytes(data) for data in kept] == [newer, b"\xff\xff\xff no frame at all"]
 
 
+@pytest.mark.parametrize("number", ["²", "9" * 5000, "-1"])
+def test_a_number_of_tokens_that_is_none_is_not_known(store_url, tmp_path, number):
+    start = records.started()
+    start.cell.flags.extend(["-n", number])
+    taker = ingestor(store_url, tmp_path)
+    deliver(taker, records.whole(RUN, records.oneshot(), STDERR, start=start))
+    assert load_run(taker.store, RUN.hex()).run["outcome"] == "ok"
+
+
 def test_values_no_column_can_hold_go_beside_it(store_url, tmp_path):
     taker = ingestor(store_url, tmp_path)
     stdout = (

@@ -7,10 +7,10 @@ on the phone (`bmoe_proto.outcome`), from facts read out of the record, so that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from bmoe_proto import gates
+from bmoe_proto.asking import tokens_asked
 from bmoe_proto.outcome import EndFacts, Outcome, decide
 from bmoe_proto.v1 import telemetry_pb2 as pb
 
@@ -18,7 +18,6 @@ from bmoe_collector.ingest import told
 from bmoe_collector.ingest.reader import RunReader
 from bmoe_collector.store.engine import view
 
-N_PREDICT = ("-n", "--n-predict")
 OUTPUT_LOST = "disk_full"
 """The note of an agent that saw the disk full while the engine wrote."""
 CUT = "ends in the middle of a row"
@@ -38,7 +37,7 @@ def end_facts(reader: RunReader) -> EndFacts:
     )
     end_seen = said.report_seen or said.done > 0 or said.decided > 0
     code = ended.exit_code if ended.HasField("exit_code") else None
-    asked = tokens_asked(started) or said.steps_asked if ended.launched else None
+    asked = _asked(started) or said.steps_asked if ended.launched else None
     got = said.tokens + said.unseen  # lines that were lost are no tokens that were not generated
     if any(request.state == "cancelled" for request in said.requests.values()):
         asked = None  # a turn cut short on purpose has no number of tokens to fall short of
@@ -89,29 +88,11 @@ def _watchdog_detail(report: pb.WatchdogReport | None) -> str:
     return view(report.detail) or f"{report.rule}: {report.seen:g} {report.unit}, bound {report.bound:g} {report.unit}"
 
 
-def tokens_asked(started: pb.RunStarted | None) -> int | None:
-    """How many tokens the cell asks for, all turns together; None when that cannot be known before it runs."""
+def _asked(started: pb.RunStarted | None) -> int | None:
+    """How many tokens the cell asks for; None when that is not known."""
     if started is None:
         return None
-    cell = started.cell
-    default: int | None = cell.n_predict or None
-    flags = [view(item) for item in cell.flags]
-    for flag, value in pairwise(flags):
-        if flag in N_PREDICT:
-            default = int(value) if value.isdigit() else None
-    if not cell.turns:
-        return default
-    total = 0
-    for turn in cell.turns:
-        if turn.kind == "decide" or turn.expect_rejected:
-            continue
-        if turn.HasField("cancel_after_ms") or turn.HasField("cancel_after_tokens"):
-            return None
-        asked = turn.n_predict if turn.HasField("n_predict") else default
-        if asked is None:
-            return None
-        total += asked
-    return total
+    return tokens_asked(started.cell, [view(flag) for flag in started.cell.flags], started.cell.turns)
 
 
 def columns(reader: RunReader) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bmoe_proto.v1 import telemetry_pb2 as pb
-from sqlalchemy import Connection, and_, bindparam, delete, select
+from sqlalchemy import Connection, and_, bindparam, select
 
 from bmoe_collector.ingest import finish
 from bmoe_collector.ingest.pieces import Piece, whole_blocks
@@ -27,6 +27,7 @@ from bmoe_collector.ingest.record import new_run, put_progress
 from bmoe_collector.store.artifacts import Artifacts
 from bmoe_collector.store.bulk import bulk
 from bmoe_collector.store.engine import Store
+from bmoe_collector.store.facts import forget_judgement
 from bmoe_collector.store.schema import ARTIFACTS, BLOCKS, CURSORS, RUN_FACTS, RUNS
 from bmoe_collector.store.turns import Together
 
@@ -372,7 +373,7 @@ def _unjudge(connection: Connection, run_no: int) -> bool:
 
     Returns whether files of it are still awaited.
     """
-    connection.execute(delete(RUN_FACTS).where(RUN_FACTS.c.run_no == run_no))
+    forget_judgement(connection, run_no)
     return any(state == "awaited" for state, _ in finish.artifact_states(connection, run_no).values())
 
 
