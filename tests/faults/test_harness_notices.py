@@ -5,10 +5,12 @@ made wrong before the play (the whole way from the schedule to the finding).
 """
 
 import contextlib
+import os
 import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -235,3 +237,21 @@ def test_a_collector_that_is_wrong_is_noticed(defect, said):
     need_phones()
     result = play(QUIET, plant=defect)
     assert any(said in problem for problem in result.problems), result.as_dict()
+
+
+@pytest.mark.serial
+def test_being_told_to_end_twice_ends_what_was_begun_and_leaves_nothing(tmp_path):
+    need_phones()
+    command = [sys.executable, "-m", "faults.harness", "--seeds", "2,2", "--jobs", "2"]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, env=env, cwd=Path(__file__).parents[1], stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("bmoe-f2-*/phone0/home/lock"))) == 2, "two plays to be under way")
+        process.terminate()
+        time.sleep(0.1)  # the second word comes while the first is obeyed
+        process.terminate()
+        assert process.wait(60) == 1
+    finally:
+        process.kill()
+        process.wait()
+    assert list(tmp_path.glob("bmoe-*")) == []

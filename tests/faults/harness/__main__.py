@@ -72,6 +72,8 @@ def apart(seed: int, scale: float) -> dict[str, Any]:
 
 def stop(*_: object) -> None:
     """End early: every play ends what it started, and no other is begun."""
+    for number in (signal.SIGTERM, signal.SIGINT):  # being told twice must not interrupt it
+        signal.signal(number, signal.SIG_IGN)
     STARTING.acquire(timeout=10)
     for child in list(PLAYING):
         child.terminate()
