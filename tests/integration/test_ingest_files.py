@@ -156,3 +156,7 @@ def test_a_run_imported_before_it_was_delivered_is_that_run(store_url, tmp_path)
     assert found.run["source"] == "agent"
     again = import_paths(taker.store, taker.artifacts, [folder]).runs[0]
     assert (again.run, again.already, again.added) == (RUN.hex(), True, [])
+    with taker.store.read() as connection:  # nothing of the run it was imported as is left
+        runs = set(connection.execute(select(tables.RUNS.c.run_no)).scalars())
+        for table in tables.DERIVED:
+            assert set(connection.execute(select(table.c.run_no)).scalars()) <= runs, table.name

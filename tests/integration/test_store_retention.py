@@ -12,7 +12,7 @@ from bmoe_collector.store import schema as tables
 from bmoe_collector.store.artifacts import ArtifactError, Artifacts
 from bmoe_collector.store.engine import open_store
 from bmoe_collector.store.load import load_run
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 from support import records
 
 DONE, WAITING = bytes.fromhex("11" * 16), bytes.fromhex("22" * 16)
@@ -91,3 +91,16 @@ def test_a_check_finds_cursors_that_blocks_do_not_reach(taker):
         connection.execute(update(tables.CURSORS).values(offset=tables.CURSORS.c.offset + 1))
     problems = retention.check(taker.store, taker.artifacts).problems
     assert len([problem for problem in problems if "the cursor says" in problem]) == 2
+
+
+def test_a_check_finds_rows_of_a_run_that_somebody_deleted(taker):
+    with taker.store.write() as connection:
+        gone = connection.execute(select(tables.RUNS.c.run_no).where(tables.RUNS.c.run_id == DONE.hex())).scalar_one()
+        connection.execute(delete(tables.RUNS).where(tables.RUNS.c.run_no == gone))
+    problems = [each for each in retention.check(taker.store, taker.artifacts).problems if "belong to no run" in each]
+    there = (
+        []
+        if taker.store.dialect == "sqlite"
+        else [f"rows of {name} belong to no run ({gone})" for name in ("tokens_stdout", "samples")]
+    )
+    assert problems == there

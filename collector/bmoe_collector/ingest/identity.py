@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from bmoe_collector.store.schema import ARTIFACTS, LABELS, RUN_ALIASES, RUN_FILES, RUNS
+from bmoe_collector.store.schema import ARTIFACTS, LABELS, RUN_ALIASES, RUN_FILES, RUNS, UNCHECKED
 
 TELLING = frozenset({"metrics", "stdout", "route", "compute", "compute_layers", "io"})
 RUN_JSON = "run.json"
@@ -101,5 +101,7 @@ def absorb(connection: Connection, keep: int, drop: int) -> list[str]:
                 connection.execute(insert(table).values(**{**each, "run_no": keep}))
     connection.execute(update(RUN_ALIASES).where(RUN_ALIASES.c.run_no == drop).values(run_no=keep))
     connection.execute(delete(RUNS).where(RUNS.c.run_no == drop))
+    for table in UNCHECKED:  # after it: then nobody can add to the run any more
+        connection.execute(delete(table).where(table.c.run_no == drop))
     connection.execute(insert(RUN_ALIASES).values(run_id=dropped, run_no=keep))
     return come

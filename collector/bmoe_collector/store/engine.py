@@ -29,7 +29,7 @@ from sqlalchemy.exc import DBAPIError
 from bmoe_collector.store import schema
 from bmoe_collector.store.turns import Turn
 
-HEAD = "0003"
+HEAD = "0004"
 """The newest migration; a test compares it with the folder's."""
 
 

@@ -17,7 +17,16 @@ from sqlalchemy import func, select, text, update
 from bmoe_collector.store import migrate
 from bmoe_collector.store.artifacts import MOVED, ArtifactError, Artifacts
 from bmoe_collector.store.engine import Store
-from bmoe_collector.store.schema import ARTIFACTS, BLOCKS, CURSORS, LOOSE_FILES, RUNS, TOKENS_CSV, TOKENS_STDOUT
+from bmoe_collector.store.schema import (
+    ARTIFACTS,
+    BLOCKS,
+    CURSORS,
+    LOOSE_FILES,
+    RUNS,
+    TOKENS_CSV,
+    TOKENS_STDOUT,
+    UNCHECKED,
+)
 
 GRACE_S = 86_400.0
 DAY_NS = 86_400 * 1_000_000_000
@@ -46,6 +55,11 @@ def check(store: Store, artifacts: Artifacts, *, deep: bool = False) -> Report:
             report.problems += [f"SQLite: {row}" for row in rows if row != "ok"]
             broken = connection.execute(text("PRAGMA foreign_key_check")).all()
             report.problems += [f"SQLite: a row of {row[0]} belongs to no run" for row in broken]
+        else:
+            for table in UNCHECKED:
+                known = select(RUNS.c.run_no).where(RUNS.c.run_no == table.c.run_no)
+                lost = connection.execute(select(table.c.run_no).where(~known.exists()).distinct()).scalars()
+                report.problems += [f"rows of {table.name} belong to no run ({run_no})" for run_no in lost]
         for table in (RUNS, BLOCKS, TOKENS_CSV, TOKENS_STDOUT, ARTIFACTS):
             report.counts[table.name] = int(connection.execute(select(func.count()).select_from(table)).scalar() or 0)
         report.problems += _gaps_in_blocks(store)

@@ -44,6 +44,7 @@ from bmoe_collector.store.schema_rows import (
     TOKENS_STDOUT,
     TRAILERS,
     TURNS,
+    UNCHECKED,
     UNKNOWN_FRAMES,
 )
 
@@ -372,6 +373,7 @@ __all__ = [
     "TOKENS_STDOUT",
     "TRAILERS",
     "TURNS",
+    "UNCHECKED",
     "UNKNOWN_FRAMES",
     "VERDICTS",
 ]

@@ -222,3 +222,8 @@ DERIVED = (
     UNKNOWN_FRAMES,
 )
 """Tables whose rows are made from the raw record and can be made again (law 1)."""
+
+UNCHECKED = (TOKENS_CSV, TOKENS_STDOUT, SAMPLES)
+"""Tables of many rows, whose key of the run a PostgreSQL server does not check: it would look the run up for every row, which
+takes longer than writing it. Their rows come in one transaction with rows that are checked (blocks, the turns of an imported
+file), and whoever deletes a run deletes them."""
