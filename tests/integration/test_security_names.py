@@ -145,7 +145,8 @@ def test_names_make_no_files_where_they_point(bmoe, tmp_path):
     assert all(path.resolve().is_relative_to(tmp_path) for path in tmp_path.rglob("*"))
 
 
-def test_watch_and_the_log_show_text_that_does_not_act(capsys):
+def test_watch_and_the_log_show_text_that_does_not_act(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")  # room for every column
     line = {
         "phone": "ab" * 16,
         "name": "[bold]",
