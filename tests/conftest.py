@@ -1,6 +1,7 @@
 """What every test shares: captures of real engines, hypothesis' pace, and reruns where real processes are started."""
 
 import os
+import signal
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from support.postgres import (  # noqa: F401 - fixtures
     postgres_url,
     store_url,
 )
+
+# Who starts this in the background may have it ignore Ctrl-C; what the tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 try:
     import hypothesis
